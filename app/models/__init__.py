@@ -1,0 +1,39 @@
+"""All tables, imported here so that migrations see them."""
+
+from app.models.base import Base, utc_now
+from app.models.configs import NamedConfig, RewardSource
+from app.models.people import PERMISSIONS, ApiToken, IdempotencyKey, LoginLink, User
+from app.models.records import (
+    Checkpoint,
+    EvaluationResult,
+    FindingRow,
+    JournalEvent,
+    Point,
+    RolloutBatch,
+    Series,
+)
+from app.models.runs import Attempt, Run, Transition
+from app.models.workers import Worker
+
+__all__ = [
+    "PERMISSIONS",
+    "ApiToken",
+    "Attempt",
+    "Base",
+    "Checkpoint",
+    "EvaluationResult",
+    "FindingRow",
+    "IdempotencyKey",
+    "JournalEvent",
+    "LoginLink",
+    "NamedConfig",
+    "Point",
+    "RewardSource",
+    "RolloutBatch",
+    "Run",
+    "Series",
+    "Transition",
+    "User",
+    "Worker",
+    "utc_now",
+]

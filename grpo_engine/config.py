@@ -1,0 +1,370 @@
+"""RunConfig: the one schema of a run. YAML, REST, form, command line and engine all read it. Torch-free.
+
+A field's description is its help text everywhere. Frozen; unknown fields are refused; no field is filled at run time.
+Errors become `Problem`s (field, value, message, remedy) through `grpo_engine.config_errors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+# ---------------------------------------------------------------- model
+class FolderModel(Config):
+    """A Hugging Face model folder: config, safetensors and tokenizer."""
+
+    source: Literal["folder"] = "folder"
+    path: str = Field(min_length=1)
+    """Folder that AutoModelForCausalLM.from_pretrained loads; `cohort model import` makes one of SmolLM2-135M."""
+
+
+class TinyLlamaModel(Config):
+    """A freshly initialised Llama with one token a character, for demos and tests."""
+
+    source: Literal["tiny_llama"] = "tiny_llama"
+    hidden_size: int = Field(128, ge=8, le=4096)
+    """Width of the residual stream."""
+    num_layers: int = Field(4, ge=1, le=64)
+    """Transformer blocks."""
+    num_heads: int = Field(4, ge=1, le=64)
+    """Attention heads; divides hidden_size into even parts."""
+    intermediate_size: int = Field(384, ge=8)
+    """Width of the gated feed-forward layer."""
+    max_context_tokens: int = Field(256, ge=16)
+    """Longest prompt plus completion, in tokens."""
+    initializer_std: float = Field(0.05, gt=0, lt=1)
+    """Standard deviation of the initial weights; 0.05 suits a width of 128."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> TinyLlamaModel:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads = {2 * self.num_heads}")
+        return self
+
+
+ModelConfig = Annotated[FolderModel | TinyLlamaModel, Field(discriminator="source")]
+
+
+# ---------------------------------------------------------------- data
+class AdditionData(Config):
+    """Procedural addition, `347+285=`; a tenth of all problems (crc32 of the prompt) is held out and never trained on."""
+
+    source: Literal["addition"] = "addition"
+    num_digits: int = Field(3, ge=1, le=9)
+    """Digits of each summand."""
+    think_share: float = Field(0.3, ge=0, le=1)
+    """Share of demonstrations that reason digit by digit inside <think>; the others answer at once. For SFT."""
+
+
+class ReasoningGymData(Config):
+    """A procedural task of the package reasoning-gym."""
+
+    source: Literal["reasoning_gym"] = "reasoning_gym"
+    task: str = Field(min_length=1)
+    """Name of the task, such as chain_sum or countdown."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the task's config, such as {"min_terms": 2}."""
+    size: int = Field(10_000, ge=2)
+    """Items generated; the last tenth is held out."""
+    system_prompt: str | None = None
+    """System message before the question; None sends the question alone."""
+    chat_template: bool = True
+    """Render the question through the tokenizer's chat template."""
+
+
+class FileData(Config):
+    """Rows of a JSONL or Parquet file."""
+
+    source: Literal["file"] = "file"
+    path: str = Field(min_length=1)
+    """A .jsonl or .parquet file readable by the worker."""
+    prompt_column: str = "prompt"
+    """Column with the prompt's text, or a list of chat messages."""
+    answer_column: str | None = "answer"
+    """Column with the gold answer, given to rewards as `answer`; None when there is none."""
+    completion_column: str = "completion"
+    """Column with the demonstration; read by SFT only."""
+    system_prompt: str | None = None
+    """System message before the prompt."""
+    chat_template: bool = False
+    """Render the prompt through the tokenizer's chat template."""
+    held_out_rows: int = Field(0, ge=0)
+    """Last rows of the file kept for evaluation and never trained on."""
+
+
+DataConfig = Annotated[AdditionData | ReasoningGymData | FileData, Field(discriminator="source")]
+
+
+# ---------------------------------------------------------------- rewards
+class AccuracyReward(Config):
+    """1 when the extracted answer equals the gold answer."""
+
+    kind: Literal["accuracy"] = "accuracy"
+    weight: float = Field(1.0, ge=-100, le=100)
+    """Factor of this part in the reward."""
+    extract: Literal["after_think", "boxed", "last_number", "whole"] = "after_think"
+    """Which span is the answer: text after </think>, the last \\boxed{}, the last number, or the whole completion."""
+
+
+class FormatReward(Config):
+    """1 when the completion is exactly <think>…</think>answer, tags once and in order."""
+
+    kind: Literal["format"] = "format"
+    weight: float = Field(0.1, ge=-100, le=100)
+    """Factor of this part in the reward."""
+
+
+class LengthReward(Config):
+    """DAPO's soft overlong penalty: 0 up to max - buffer tokens, falling linearly to -1 at max and beyond."""
+
+    kind: Literal["length"] = "length"
+    weight: float = Field(0.1, ge=-100, le=100)
+    """Factor of this part in the reward."""
+    max_tokens: int = Field(ge=1)
+    """Length at which the penalty is whole."""
+    buffer_tokens: int = Field(ge=1)
+    """Tokens before max_tokens over which the penalty grows."""
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> LengthReward:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(f"buffer_tokens {self.buffer_tokens} must not exceed max_tokens {self.max_tokens}")
+        return self
+
+
+class GymReward(Config):
+    """The scorer that reasoning-gym ships with the task; needs reasoning_gym data."""
+
+    kind: Literal["gym"] = "gym"
+    weight: float = Field(1.0, ge=-100, le=100)
+    """Factor of this part in the reward."""
+    extract: Literal["after_think", "boxed", "last_number", "whole"] = "after_think"
+    """Which span is the answer that the task's scorer sees."""
+
+
+class CustomReward(Config):
+    """A user's own function f(completions, **columns) -> list of float or None, registered by name."""
+
+    kind: Literal["custom"] = "custom"
+    weight: float = Field(1.0, ge=-100, le=100)
+    """Factor of this part in the reward."""
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
+    """Registered name; its source and hash are stored with the run. Never a file path."""
+
+
+RewardConfig = Annotated[
+    AccuracyReward | FormatReward | LengthReward | GymReward | CustomReward, Field(discriminator="kind")
+]
+
+
+# ---------------------------------------------------------------- shared parts of stages
+class OptimizerConfig(Config):
+    learning_rate: float = Field(1e-6, gt=0, le=1)
+    """AdamW's peak rate. DeepSeek-R1 uses 3e-6; small models take 1e-4."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the gradient's running mean."""
+    beta2: float = Field(0.99, ge=0, lt=1)
+    """Decay of the squared gradient's running mean."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW's denominator floor."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape after warm-up."""
+    final_rate_share: float = Field(0.0, ge=0, le=1)
+    """Share of learning_rate reached exactly at the last step (cosine and linear)."""
+    max_gradient_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this L2 norm."""
+    max_skipped_steps: int = Field(5, ge=0)
+    """Consecutive non-finite steps that are skipped before the run ends as non_finite."""
+
+
+class SamplingConfig(Config):
+    temperature: float = Field(1.0, ge=0, le=5)
+    """Softmax temperature; 0 = greedy (evaluation only)."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k likeliest tokens; 0 = all. R1 samples with 4."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of tokens with this mass; 1 = all."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Keep tokens at least this share as likely as the likeliest; 0 = all."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longest completion, end token included."""
+
+    @property
+    def truncated(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class CheckpointConfig(Config):
+    every_steps: int = Field(50, ge=1)
+    """Steps between checkpoints; the last step of a stage is always kept."""
+    keep_last: int = Field(3, ge=1)
+    """Newest checkpoints kept in a stage; a stage's last one is never removed."""
+
+
+class EvaluationConfig(Config):
+    every_steps: int = Field(10, ge=1)
+    """Steps between evaluations on held-out prompts; also before the first and after the last step."""
+    num_prompts: int = Field(256, ge=1)
+    """Held-out prompts, the same ones each time."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Longest completion in evaluation; None = as in training."""
+
+
+class EarlyStoppingConfig(Config):
+    mode: Literal["off", "observe", "stop"] = "observe"
+    """observe shows what it would do; stop ends the run. The operator can change it while the run goes on."""
+    rule: Literal["literal", "plateau"] = "literal"
+    """literal: improvement of the smoothed reward over 5 steps (from the R1 report);
+    plateau: upper confidence bound of a robust trend over a longer window."""
+    warmup_steps: int = Field(20, ge=0)
+    """Steps before the rule is armed."""
+    patience: int = Field(1, ge=1)
+    """Consecutive steps that must say stop; 1 is the literal rule."""
+    min_improvement: float = Field(0.001, ge=0)
+    """Relative improvement below which a step counts against patience."""
+    window_steps: int = Field(40, ge=10)
+    """Steps of the plateau rule's trend."""
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    """Confidence of the plateau rule's upper bound."""
+
+
+class DetectorsConfig(Config):
+    zero_variance_share: float = Field(0.75, gt=0, le=1)
+    """Finding when at least this share of groups has no reward variance …"""
+    zero_variance_steps: int = Field(5, ge=1)
+    """… in this many consecutive steps."""
+    entropy_floor_share: float = Field(0.05, gt=0, lt=1)
+    """Finding when entropy falls below this share of its first value …"""
+    entropy_floor_nats: float = Field(0.01, gt=0)
+    """… and below this absolute value, in nats."""
+    truncated_share: float = Field(0.5, gt=0, le=1)
+    """Finding when at least this share of completions is cut by the token limit …"""
+    truncated_steps: int = Field(3, ge=1)
+    """… in this many consecutive steps."""
+    flat_reward_steps: int = Field(30, ge=5)
+    """Finding when the mean reward has no upward trend over this many steps …"""
+    flat_reward_ceiling: float = Field(0.9, gt=0, le=1)
+    """… while it is below this share of the highest reward the parts can give."""
+
+
+# ---------------------------------------------------------------- stages
+class SFTStage(Config):
+    """Supervised fine-tuning on demonstrations (cold start)."""
+
+    kind: Literal["sft"] = "sft"
+    data: DataConfig
+    num_steps: int = Field(500, ge=1)
+    """Optimizer steps."""
+    rows_per_step: int = Field(64, ge=1)
+    """Demonstrations a step."""
+    max_micro_batch_rows: int = Field(64, ge=1)
+    """Rows of one forward and backward pass."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig(every_steps=100)
+
+
+class RLStage(Config):
+    """GRPO: sample groups, score, normalise within the group, clipped policy update."""
+
+    kind: Literal["rl"] = "rl"
+    data: DataConfig
+    rewards: list[RewardConfig] = Field(min_length=1)
+    """Parts of the reward: reward = sum of weight x value."""
+    num_steps: int = Field(100, ge=1)
+    """Optimizer steps at most; early stopping may end the stage sooner."""
+    prompts_per_step: int = Field(16, ge=1)
+    """Prompts sampled for one step (P)."""
+    group_size: int = Field(16, ge=2, le=1024)
+    """Completions a prompt (G). 16 as in DeepSeek-R1; at least 2, since advantages compare within the group."""
+    sampling: SamplingConfig = SamplingConfig()
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """Ratio is clipped below 1 - clip_low (PPO)."""
+    clip_high: float = Field(0.2, gt=0, le=10)
+    """Ratio is clipped above 1 + clip_high; DAPO raises it to 0.28."""
+    normalize_std: bool = True
+    """Divide advantages by the group's sample standard deviation; false is Dr.GRPO's form."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the k3 KL to the frozen reference in the loss; 0 trains without one. R1 uses 0.001."""
+    track_kl: bool = True
+    """Measure KL to the stage's starting policy even when kl_weight is 0 (one more forward a step)."""
+    mask_truncated: bool = False
+    """Leave completions that ran out of tokens out of the loss."""
+    max_micro_batch_rows: int = Field(64, ge=1)
+    """Rows of one forward and backward pass."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
+    detectors: DetectorsConfig = DetectorsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _training_needs_sampling(self) -> RLStage:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature 0 gives G equal completions; training needs a temperature above 0")
+        if any(r.kind == "gym" for r in self.rewards) and self.data.source != "reasoning_gym":
+            raise ValueError(f"the gym reward needs data.source reasoning_gym, not {self.data.source}")
+        return self
+
+
+StageConfig = Annotated[SFTStage | RLStage, Field(discriminator="kind")]
+
+
+# ---------------------------------------------------------------- run
+class Needs(Config):
+    """What a worker must offer."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Kind of device."""
+    num_ranks: int = Field(1, ge=1, le=1024)
+    """Training processes, one device each."""
+    labels: list[str] = Field(default_factory=list)
+    """Labels a worker must carry, such as a100."""
+
+
+class RunConfig(Config):
+    name: str = Field(min_length=1, max_length=200)
+    """What people call the run."""
+    tags: list[str] = Field(default_factory=list, max_length=50)
+    """Free words to find the run by."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of weights, prompt order and sampling."""
+    deterministic: bool = False
+    """Bit-exact resume on CPU: fixed threads and batch shapes, no timed decisions."""
+    num_threads: int | None = Field(None, ge=1, le=256)
+    """CPU threads a process may use; None = all cores for one rank, one otherwise."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type; masters and log-probabilities stay float32."""
+    model: ModelConfig
+    stages: list[StageConfig] = Field(min_length=1, max_length=20)
+    """Ordered parts of the recipe."""
+    needs: Needs = Needs()
+    priority: int = Field(0, ge=-1000, le=1000)
+    """Queued runs with a higher number start first."""
+    max_restarts: int = Field(3, ge=0, le=100)
+    """Attempts after the first when a worker is lost."""
+
+    def total_steps(self) -> int:
+        return sum(stage.num_steps for stage in self.stages)
+
+    def stage_key(self, index: int) -> str:
+        """Example: config.stage_key(1) == "1-rl"."""
+        return f"{index}-{self.stages[index].kind}"
+
+    def canonical_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def hash(self) -> str:
+        """SHA-256 over the resolved config, hexadecimal; stored with the run and every checkpoint."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()

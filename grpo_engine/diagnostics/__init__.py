@@ -1,0 +1,1 @@
+"""Metric catalogue, early stopping and detectors. Torch-free."""

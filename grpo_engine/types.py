@@ -1,0 +1,152 @@
+"""The records the modules hand to each other. Torch-free: tensors exist only inside a module.
+
+Prompt -> (rollout) -> Completion -> (reward) -> RewardPart -> Rollout, G of them a Group -> (training) -> TrainRow.
+Token lists are plain `list[int]`; log-probabilities are `list[float]`, float32 values in nats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "aborted"]
+"""`stop`: an end token was sampled; `length`: the token budget or the context ran out; `aborted`: the sampler gave up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One input of the policy.
+
+    Example: Prompt("addition/347+285", 4411, "347+285=", [8, 9, 12, 25, 7, 13, 10, 28], {"answer": "632"})
+    """
+
+    id: str
+    """Stable name of the row in its source; equal text from two rows keeps two ids."""
+    position: int
+    """0-based place in the stage's order; the resume point is a position."""
+    text: str
+    """What the model reads, after the chat template."""
+    token_ids: list[int]
+    columns: dict[str, Any]
+    """The dataset row, gold `answer` included; JSON values only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was sampled for one prompt. All token lists have length T (the end token included when there is one)."""
+
+    token_ids: list[int]
+    text: str
+    """Decoded with special tokens kept, the end token cut off."""
+    finish_reason: FinishReason
+    logprobs: list[float]
+    """[T] under the distribution that was sampled from (temperature and truncation applied)."""
+    full_logprobs: list[float]
+    """[T] under the untruncated distribution at the same temperature; KL uses these."""
+    token_texts: list[str] = field(default_factory=list)
+    """[T] each token decoded alone, for the token view."""
+    kept_ids: list[list[int]] | None = None
+    """[T][kept] token ids that truncated sampling kept, None without truncation."""
+    policy_version: int = 0
+    """Optimizer steps done by the policy that sampled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """One metric's judgement of one completion."""
+
+    name: str
+    value: float | None
+    """None = abstained: left out of the weighted sum, counted, never treated as 0."""
+    weight: float
+    explanation: str = ""
+    span: tuple[int, int] | None = None
+    """Character range of `Completion.text` that was judged."""
+    version: str = ""
+    """Name and content hash of the metric, such as `accuracy@3f9a12c4`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Completion + reward + advantage. The reward is never overwritten by the advantage."""
+
+    completion: Completion
+    parts: list[RewardPart]
+    reward: float | None
+    """Sum of weight x value over the parts that did not abstain; None when all did."""
+    advantage: float = 0.0
+    ref_logprobs: list[float] | None = None
+    """[T] by the frozen reference, full distribution at the sampling temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The G completions of one prompt, joined by `id` (never by position or text)."""
+
+    id: str
+    """Unique in the attempt: `<batch>-<index>`, such as `12-7`."""
+    prompt: Prompt
+    rollouts: list[Rollout]
+    dropped: str | None = None
+    """Why the group was not trained on (`zero_variance`, `all_abstained`), None when it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRow:
+    """One row of a batch for the learner: T = len(completion_ids)."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    advantage: float = 0.0
+    rollout_logprobs: list[float] | None = None
+    """[T] as sampled; None in supervised rows."""
+    old_logprobs: list[float] | None = None
+    """[T] by the trainer's own forward before the first update on this batch; None = use rollout_logprobs."""
+    ref_logprobs: list[float] | None = None
+    kept_ids: list[list[int]] | None = None
+    loss_mask: list[bool] | None = None
+    """[T] True = trained token; None = all T tokens. Built from lengths, never from the pad id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion to sample. `stream` names its own random stream, so its tokens do not depend on its batch.
+
+    Example: SampleRequest([8, 9, 12], (0, 1, 4411, 3), "1-4411")
+    """
+
+    prompt_ids: list[int]
+    stream: tuple[int, ...]
+    """Integers that seed this request alone, such as (run seed, stage index, prompt position, completion index)."""
+    group: str
+    """Requests of one group share their prompt; a sampler may prefill it once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    applied: bool
+    """False: skipped because gradient or loss was not finite."""
+    gradient_norm: float
+    """L2 norm before clipping."""
+    learning_rate: float
+
+
+@dataclass(slots=True)
+class StageProgress:
+    """What a stage must remember to continue exactly: stored as JSON in a checkpoint's `trainer/state.json`."""
+
+    stage_index: int
+    step: int = 0
+    """Optimizer steps done in this stage."""
+    policy_version: int = 0
+    """Optimizer steps done in the run."""
+    batch: int = 0
+    """Rollout batches written in the run."""
+    prompt_position: int = 0
+    """Next position of the stage's prompt order."""
+    num_tokens: int = 0
+    """Completion tokens trained on in the run."""
+    early_stopping: dict[str, Any] = field(default_factory=dict)
+    detectors: dict[str, Any] = field(default_factory=dict)
