@@ -1,0 +1,59 @@
+# make demo | up | test | lint | test-slow | bench-<subject> | clean
+SHELL := bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+# Two pytest processes on two cores; each keeps its libraries to one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo up install test lint test-unit test-integration test-e2e test-slow clean
+
+demo: install
+	@exec $(BIN)/cohort demo $(ARGS)
+
+up: install
+	@exec $(BIN)/cohort up $(ARGS)
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Cohort needs Python 3.11: '$(PYTHON)' was not found. Install it or run make PYTHON=/path/to/python3.11." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Cohort needs Python 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3.11-venv)." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "Could not write $(VENV): check the rights and the free space of $(CURDIR)." >&2; exit 1; }
+	@echo "Installing into $(VENV); this takes a few minutes and happens once."
+	@$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip setuptools
+	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	@$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[engine]' --group dev
+	@touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	@$(MAKE) --no-print-directory test-unit
+	@$(MAKE) --no-print-directory test-integration
+	@$(MAKE) --no-print-directory test-e2e
+
+test-unit: install
+	$(PYTEST) tests/unit -n 2 $(ARGS)
+
+test-integration: install
+	$(PYTEST) tests/integration $(ARGS)
+
+test-e2e: install
+	$(PYTEST) tests/e2e $(ARGS)
+
+test-slow: install
+	$(PYTEST) tests -m slow $(ARGS)
+
+bench-%: install
+	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './var/*' -prune -exec rm -rf {} +
