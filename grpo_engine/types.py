@@ -148,5 +148,7 @@ class StageProgress:
     """Next position of the stage's prompt order."""
     num_tokens: int = 0
     """Completion tokens trained on in the run."""
+    done: bool = False
+    """True: the stage ended (all steps done, or stopped early); the next stage starts from these weights."""
     early_stopping: dict[str, Any] = field(default_factory=dict)
     detectors: dict[str, Any] = field(default_factory=dict)

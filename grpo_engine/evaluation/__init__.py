@@ -1,0 +1,1 @@
+"""Measuring a policy on prompts it was never trained on."""

@@ -1,0 +1,38 @@
+"""One rank of an attempt: parses its command line, obeys its parent, runs the engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+
+from grpo_engine.config import RunConfig
+from grpo_engine.control import Control
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, required=True, help="resolved config, JSON")
+    parser.add_argument("--out", type=Path, required=True, help="the attempt's directory")
+    parser.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    parser.add_argument("--reward", action="append", default=[], metavar="NAME=FILE", help="source of a custom reward")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    control = Control.from_environment()  # before torch is imported: the parent may be gone already
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    config = RunConfig.model_validate(json.loads(arguments.config.read_text()))
+    sources = {name: Path(file).read_text() for name, file in map(split_reward, arguments.reward)}
+    from grpo_engine.engine import run_attempt
+
+    return run_attempt(
+        config, arguments.out, resume=arguments.resume, custom_sources=sources, control=control
+    )
+
+
+def split_reward(text: str) -> tuple[str, str]:
+    """Example: split_reward("brevity=/tmp/brevity.py") == ("brevity", "/tmp/brevity.py")."""
+    name, _, file = text.partition("=")
+    if not file:
+        raise SystemExit(f"--reward {text}: write NAME=FILE, such as --reward brevity=brevity.py")
+    return name, file

@@ -1,0 +1,94 @@
+"""What every stage works with: its place in the run, the journal, and how a checkpoint is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from grpo_engine.config import RunConfig
+from grpo_engine.control import Control
+from grpo_engine.events import Journal
+from grpo_engine.rollout_files import batch_name
+from grpo_engine.types import StageProgress
+
+Outcome = Literal["finished", "early_stopped", "stopped"]
+"""finished: all steps done; early_stopped: the rule ended the stage; stopped: SIGTERM, resumable."""
+
+log = logging.getLogger("cohort")
+
+
+@dataclass(slots=True)
+class SavedCheckpoint:
+    path: Path
+    bytes: int
+    sha256: str
+
+
+@dataclass(slots=True)
+class StageContext:
+    """One stage of one attempt."""
+
+    config: RunConfig
+    key: str
+    """Such as `1-rl`."""
+    folder: Path
+    """The attempt's directory."""
+    journal: Journal
+    control: Control
+    progress: StageProgress
+    save: Callable[[Path, dict[str, float]], SavedCheckpoint]
+    """Writes the whole state into a folder; metrics go into its manifest."""
+    prune: Callable[[], list[Path]]
+    """Removes checkpoints that retention no longer keeps; returns their folders."""
+    latest_metrics: dict[str, float] = field(default_factory=dict)
+    """Newest evaluation and reward, for checkpoints."""
+    saved_step: int = -1
+    """Step of the newest checkpoint, the resumed one included; -1 when there is none."""
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.stages[self.progress.stage_index].num_steps
+
+    def start(self) -> None:
+        """Journal where the stage begins."""
+        self.journal.append("stage_started", stage=self.key, step=self.progress.step, num_steps=self.num_steps)
+
+    def promise(self, seconds: float, doing: str) -> None:
+        """Tell the watchers that the next event may take this long."""
+        self.journal.append("heartbeat", stage=self.key, next_within_s=seconds, doing=doing)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.journal.metrics(step, values, stage=self.key)
+
+    def rollout_path(self, batch: int) -> tuple[Path, str]:
+        """Where a batch's file goes, absolute and relative to the attempt's directory."""
+        relative = f"rollouts/{batch_name(batch)}"
+        return self.folder / relative, relative
+
+    def checkpoint(self) -> None:
+        """Save the present step unless it is saved already, then drop what retention no longer keeps."""
+        step = self.progress.step
+        if step == self.saved_step:
+            return
+        self.control.wait_until_allowed()
+        self.promise(300, "writing a checkpoint")
+        name = f"checkpoints/{self.key}-{step:06d}"
+        saved = self.save(self.folder / name, dict(self.latest_metrics))
+        self.saved_step = step
+        self.journal.append(
+            "checkpoint", stage=self.key, step=step, path=name, bytes=saved.bytes, sha256=saved.sha256,
+            metrics=dict(self.latest_metrics),
+        )  # fmt: skip
+        for folder in self.prune():
+            removed = int(folder.name.rsplit("-", 1)[1])
+            path = f"checkpoints/{folder.name}"
+            self.journal.append("checkpoint_removed", stage=self.key, step=removed, path=path)
+
+    def end(self, outcome: Outcome) -> Outcome:
+        """Save the last state, marked done unless the stage was stopped. Loops never save their final step themselves."""
+        self.progress.done = outcome != "stopped"
+        self.checkpoint()
+        return outcome

@@ -1,0 +1,66 @@
+"""Numbers of a batch of rollouts, by their names in the metric catalogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_engine.types import Group, Rollout
+
+PAGE_BYTES = 4096
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Reward, length and group statistics over all completions of a batch; judged ones only where rewards are meant."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    values = {
+        "completion/mean_length_tokens": _mean(lengths),
+        "completion/max_length_tokens": float(max(lengths)),
+        "completion/truncated_share": _mean([r.completion.finish_reason == "length" for r in rollouts]),
+        "groups/zero_variance_share": _mean([_is_constant(group) for group in groups]),
+        "groups/trained": float(sum(group.dropped is None for group in groups)),
+        "advantage/abs_mean": _mean([abs(rollout.advantage) for rollout in rollouts]),
+    }
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if rewards:
+        mean = _mean(rewards)
+        values |= {
+            "reward/mean": mean,
+            "reward/std": math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards])),
+            "reward/min": min(rewards),
+            "reward/max": max(rewards),
+        }
+    return values | _part_metrics(rollouts)
+
+
+def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name in dict.fromkeys(part.name for rollout in rollouts for part in rollout.parts):
+        judged = [part.value for rollout in rollouts for part in rollout.parts if part.name == name]
+        known = [value for value in judged if value is not None]
+        values[f"reward/part/{name}/abstained_share"] = 1 - len(known) / len(judged)
+        if known:
+            values[f"reward/part/{name}/mean"] = _mean(known)
+    return values
+
+
+def dropped_groups(groups: Sequence[Group]) -> dict[str, int]:
+    """Reason -> number of groups that were not trained on."""
+    reasons = [group.dropped for group in groups if group.dropped is not None]
+    return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+
+
+def resident_bytes() -> float:
+    """Resident memory of this process."""
+    return float(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def _is_constant(group: Group) -> bool:
+    rewards = {rollout.reward for rollout in group.rollouts if rollout.reward is not None}
+    return len(rewards) <= 1
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,58 @@
+"""Supervised fine-tuning: the cold start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from grpo_engine.config import SFTStage
+from grpo_engine.events import boot_clock_s
+from grpo_engine.protocols import Learner, PromptSource
+from grpo_engine.stages.context import Outcome, StageContext, log
+from grpo_engine.stages.measure import resident_bytes
+from grpo_engine.types import Prompt, TrainRow
+
+EncodeText = Callable[[Prompt], list[int]]
+"""Token ids of a prompt's demonstration, end token included."""
+
+
+def run_sft(
+    context: StageContext, stage: SFTStage, source: PromptSource, learner: Learner, encode_demonstration: EncodeText
+) -> Outcome:
+    """Consumes demonstrations in order; waits for the lease before every step; produces one optimizer step each."""
+    progress = context.progress
+    context.start()
+    while progress.step < stage.num_steps and not context.control.stop_requested:
+        started, started_boot = time.perf_counter(), boot_clock_s()
+        prompts = source.take(progress.prompt_position, stage.rows_per_step)
+        rows = [TrainRow(prompt.token_ids, encode_demonstration(prompt)) for prompt in prompts]
+        num_tokens = sum(len(row.completion_ids) for row in rows)
+        stats = learner.accumulate(rows, float(num_tokens))
+        context.control.wait_until_allowed()
+        result = learner.step()
+        progress.step += 1
+        progress.policy_version = learner.policy_version
+        progress.prompt_position += len(prompts)
+        progress.num_tokens += num_tokens
+        seconds = time.perf_counter() - started
+        context.metrics(
+            progress.step,
+            stats
+            | {
+                "optimizer/gradient_norm": result.gradient_norm,
+                "optimizer/learning_rate": result.learning_rate,
+                "optimizer/skipped_steps": float(not result.applied),
+                "throughput/tokens_per_s": num_tokens / seconds,
+                "time/step_s": seconds,
+                "memory/rss_bytes": resident_bytes(),
+            },
+        )
+        context.journal.append(
+            "trained", stage=context.key, step=progress.step, applied=result.applied,
+            started_boot_s=started_boot, ended_boot_s=boot_clock_s(),
+        )  # fmt: skip
+        if progress.step % 20 == 0 or progress.step == stage.num_steps:
+            log.info("%s step %d/%d loss %.4f", context.key, progress.step, stage.num_steps, stats["loss"])
+        if progress.step % stage.checkpoint.every_steps == 0 and progress.step < stage.num_steps:
+            context.checkpoint()
+    return context.end("finished" if progress.step >= stage.num_steps else "stopped")

@@ -1,0 +1,113 @@
+"""`python -m grpo_engine run`: train with no web, broker or database. The folder it fills can be imported later."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_engine import events
+from grpo_engine.config import RunConfig
+from grpo_engine.config_errors import load_config
+from grpo_engine.errors import InvalidConfig
+from grpo_engine.launch import Ranks, start_ranks
+from grpo_engine.rank import split_reward
+
+POLL_S = 0.2
+STOP_GRACE_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, help="a run config, YAML")
+    parser.add_argument("--out", type=Path, required=True, help="folder to fill: journal, log, rollouts, checkpoints")
+    parser.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    parser.add_argument("--reward", action="append", default=[], metavar="NAME=FILE", help="source of a custom reward")
+    parser.add_argument("--seed", type=int, help="overrides the config's seed")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 finished or stopped on request, 2 config refused, 1 failed."""
+    try:
+        config = _read_config(arguments)
+    except (InvalidConfig, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    out: Path = arguments.out
+    if (out / events.JOURNAL_NAME).exists():
+        print(f"--out {out}: already holds a run; choose a new folder, or continue with --resume", file=sys.stderr)
+        return 2
+    ranks = start_ranks(
+        rank_command(config, out, arguments.resume, arguments.reward),
+        num_ranks=config.needs.num_ranks, log_path=out / "engine.log",
+    )  # fmt: skip
+    return _follow(ranks, out)
+
+
+def rank_command(config: RunConfig, out: Path, resume: Path | None, rewards: Sequence[str]) -> list[str]:
+    """Write the resolved config into `out` and return the command of its ranks."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "config.json"
+    path.write_text(json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False))
+    command = [sys.executable, "-m", "grpo_engine", "rank", "--config", str(path), "--out", str(out)]
+    if resume is not None:
+        command += ["--resume", str(resume)]
+    for reward in rewards:
+        split_reward(reward)
+        command += ["--reward", reward]
+    return command
+
+
+def _read_config(arguments: argparse.Namespace) -> RunConfig:
+    config = load_config(arguments.config.read_text(), source=str(arguments.config))
+    if arguments.seed is None:
+        return config
+    return load_config({**config.model_dump(mode="json"), "seed": arguments.seed}, source="--seed")
+
+
+def _follow(ranks: Ranks, out: Path) -> int:
+    """Print what the journal says until the ranks end; Ctrl-C stops them with a checkpoint."""
+    offset = 0
+    try:
+        while True:
+            status = ranks.poll()
+            for event, offset in events.read_from(out / events.JOURNAL_NAME, offset):
+                if line := describe(event):
+                    print(line, flush=True)
+            if status is not None:
+                break
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        print("stopping; the engine writes a checkpoint first", flush=True)
+        status = ranks.stop(STOP_GRACE_S)
+    if status:
+        print(f"the engine ended with status {status}; its log is {out / 'engine.log'}", file=sys.stderr)
+    return status
+
+
+def describe(event: events.AnyEvent) -> str | None:
+    """One line for people, None for events that would only be noise."""
+    match event:
+        case events.StageStarted():
+            return f"{event.stage}: from step {event.step} to {event.num_steps}"
+        case events.Metrics() if event.step % 10 == 0:
+            shown = ("loss", "reward/mean", "completion/mean_length_tokens", "time/step_s")
+            values = [f"{name} {event.values[name]:.4g}" for name in shown if event.values.get(name) is not None]
+            return f"{event.stage} step {event.step}  " + "  ".join(values)
+        case events.Evaluation():
+            values = [f"{name} {value:.3f}" for name, value in event.metrics.items()]
+            return f"{event.stage} step {event.step}  {event.benchmark}: " + "  ".join(values)
+        case events.CheckpointSaved():
+            return f"{event.stage} step {event.step}  checkpoint {event.path} ({event.bytes / 1e6:.1f} MB)"
+        case events.Finding():
+            return f"{event.stage} step {event.step}  finding: {event.title} — {event.remedy}"
+        case events.Finished():
+            return f"finished ({event.reason})"
+        case events.Stopped():
+            return event.message
+        case events.Failed():
+            return f"failed ({event.reason}): {event.message}"
+        case _:
+            return None
