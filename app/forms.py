@@ -1,0 +1,293 @@
+"""The form of a config, generated from its JSON schema, and the way back from posted text to data.
+
+`build` turns schema, data and errors into a tree of Leaf, Section, Choice and Items that one recursive template
+macro renders. `parse` walks the same schema over the posted fields. Text that is no number stays text, so that the
+schema itself names the field that is wrong; nothing is validated twice.
+
+A posted field is named by its dotted path: `stages.1.optimizer.learning_rate`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Schema = dict[str, Any]
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    path: str
+    label: str
+    help: str
+    kind: str
+    """text, number, checkbox, select, words (comma-separated) or json."""
+    value: str
+    choices: list[str] = field(default_factory=list)
+    required: bool = False
+    nullable: bool = False
+    default: str = ""
+    changed: bool = False
+    error: str = ""
+    node: str = "leaf"
+
+    @property
+    def id(self) -> str:
+        return "f-" + self.path.replace(".", "-")
+
+
+@dataclass(frozen=True)
+class Section:
+    path: str
+    label: str
+    help: str
+    children: list[Any]
+    error: str = ""
+    node: str = "section"
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        return [child for child in self.children if child.node == "leaf"]
+
+    @property
+    def nested(self) -> list[Any]:
+        return [child for child in self.children if child.node != "leaf"]
+
+    @property
+    def num_changed(self) -> int:
+        return sum(leaf.changed for leaf in self.leaves) + sum(getattr(c, "num_changed", 0) for c in self.nested)
+
+    @property
+    def has_error(self) -> bool:
+        return bool(self.error) or any(c.error if c.node == "leaf" else c.has_error for c in self.children)
+
+
+@dataclass(frozen=True)
+class Choice(Section):
+    """One of several forms, told apart by the value of the field `key`."""
+
+    key: str = ""
+    value: str = ""
+    choices: list[str] = field(default_factory=list)
+    node: str = "choice"
+
+
+@dataclass(frozen=True)
+class Items:
+    path: str
+    label: str
+    help: str
+    items: list[Any]
+    choices: list[str]
+    error: str = ""
+    node: str = "items"
+    num_changed: int = 0
+
+    @property
+    def has_error(self) -> bool:
+        return bool(self.error) or any(item.has_error for item in self.items)
+
+
+class SchemaForm:
+    """Form of one JSON schema with `$defs`."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.defs: dict[str, Schema] = schema.get("$defs", {})
+
+    def build(self, data: Mapping[str, Any], errors: Mapping[str, str] | None = None) -> Section:
+        return _Builder(self, dict(errors or {})).section(self.schema, data, "", "run")
+
+    def parse(self, posted: Mapping[str, str]) -> dict[str, Any]:
+        """Data of a posted form; raises nothing. Fields left empty take their default, or None where that is allowed."""
+        value = self._parse(self.schema, "", posted)
+        return value if isinstance(value, dict) else {}
+
+    def blank(self, path: str, variant: str) -> dict[str, Any]:
+        """A new item of the list at `path`, of the named variant; its fields take their defaults."""
+        schema = self.at(path)
+        key = self.variants(schema["items"])[0]
+        return {key: variant} if key else {}
+
+    def at(self, path: str) -> Schema:
+        """Schema of the list or object at a dotted path; unions on the way are searched for the next name."""
+        schema = self.schema
+        for name in path.split(".") if path else []:
+            schema = self._step(self.resolve(schema), name)
+        return self.resolve(schema)
+
+    def _step(self, schema: Schema, name: str) -> Schema:
+        if name.isdigit():
+            return dict(schema["items"])
+        options = list(self.variants(schema)[1].values()) or [schema]
+        for option in options:
+            if name in option.get("properties", {}):
+                return dict(option["properties"][name])
+        raise KeyError(name)
+
+    def resolve(self, schema: Schema) -> Schema:
+        """The schema with its `$ref` followed; `X | None` becomes X marked nullable."""
+        if "$ref" in schema:
+            target = self.defs[schema["$ref"].rsplit("/", 1)[1]]
+            schema = {**target, **{k: v for k, v in schema.items() if k != "$ref"}}
+        options = schema.get("anyOf", [])
+        real = [option for option in options if option.get("type") != "null"]
+        if options and len(real) == 1:
+            outside = {k: v for k, v in schema.items() if k != "anyOf"}
+            return {**self.resolve(real[0]), **outside, "nullable": len(real) < len(options)}
+        return schema
+
+    def variants(self, schema: Schema) -> tuple[str, dict[str, Schema]]:
+        """Discriminating field and variants by its value; ("", {}) when the schema is no union."""
+        schema = self.resolve(schema)
+        if "discriminator" not in schema:
+            return "", {}
+        mapping = schema["discriminator"]["mapping"]
+        return schema["discriminator"]["propertyName"], {k: self.resolve({"$ref": v}) for k, v in mapping.items()}
+
+    def _parse(self, schema: Schema, path: str, posted: Mapping[str, str]) -> Any:
+        schema = self.resolve(schema)
+        key, variants = self.variants(schema)
+        if variants:
+            chosen = posted.get(_join(path, key), "")
+            variant = variants.get(chosen) or next(iter(variants.values()))
+            value = self._parse_object(variant, path, posted)
+            return {key: chosen or next(iter(variants)), **{k: v for k, v in value.items() if k != key}}
+        if "properties" in schema:
+            return self._parse_object(schema, path, posted)
+        if schema.get("type") == "array" and schema["items"].get("type") != "string":
+            count = int(posted.get(f"{path}.length", "0") or 0)
+            return [self._parse(schema["items"], _join(path, str(index)), posted) for index in range(min(count, 50))]
+        return _leaf_value(schema, path, posted)
+
+    def _parse_object(self, schema: Schema, path: str, posted: Mapping[str, str]) -> dict[str, Any]:
+        names = schema.get("properties", {})
+        values = {name: self._parse(child, _join(path, name), posted) for name, child in names.items()}
+        return {name: value for name, value in values.items() if value is not MISSING}
+
+
+@dataclass
+class _Builder:
+    form: SchemaForm
+    errors: dict[str, str]
+
+    def node(self, schema: Schema, value: Any, path: str, name: str, required: bool) -> Any:
+        schema = self.form.resolve(schema)
+        if self.form.variants(schema)[1]:
+            return self.choice(schema, value, path, name)
+        if "properties" in schema:
+            return self.section(schema, value, path, name)
+        if schema.get("type") == "array" and schema["items"].get("type") != "string":
+            return self.items(schema, value, path, name)
+        return self.leaf(schema, value, path, name, required)
+
+    def section(self, schema: Schema, value: Any, path: str, name: str, skip: str = "") -> Section:
+        children = self.children(schema, value, path, skip)
+        return Section(path, _label(name), schema.get("description", ""), children, self.errors.get(path, ""))
+
+    def children(self, schema: Schema, value: Any, path: str, skip: str = "") -> list[Any]:
+        data = value if isinstance(value, Mapping) else {}
+        required = schema.get("required", [])
+        return [
+            self.node(child, data.get(name, child.get("default")), _join(path, name), name, name in required)
+            for name, child in schema.get("properties", {}).items()
+            if name != skip
+        ]
+
+    def choice(self, schema: Schema, value: Any, path: str, name: str) -> Choice:
+        key, variants = self.form.variants(schema)
+        chosen = str(value.get(key, "")) if isinstance(value, Mapping) else ""
+        chosen = chosen if chosen in variants else next(iter(variants))
+        variant = variants[chosen]
+        children = self.children(variant, value, path, skip=key)
+        error = self.errors.get(path, "") or self.errors.get(_join(path, key), "")
+        return Choice(path, _label(name), variant.get("description", ""), children, error, key=key, value=chosen, choices=list(variants))
+
+    def items(self, schema: Schema, value: Any, path: str, name: str) -> Items:
+        rows = value if isinstance(value, list) else []
+        singular = name.removesuffix("s")
+        items = [
+            self.node(schema["items"], row, _join(path, str(index)), f"{singular} {index + 1}", True) for index, row in enumerate(rows)
+        ]
+        choices = list(self.form.variants(schema["items"])[1])
+        return Items(path, _label(name), schema.get("description", ""), items, choices, self.errors.get(path, ""))
+
+    def leaf(self, schema: Schema, value: Any, path: str, name: str, required: bool) -> Leaf:
+        default = schema.get("default")
+        return Leaf(
+            path=path,
+            label=_label(name),
+            help=schema.get("description", ""),
+            kind=_kind(schema),
+            value=_text(value),
+            choices=[str(choice) for choice in schema.get("enum", [])],
+            required=required,
+            nullable=bool(schema.get("nullable")),
+            default=_text(default),
+            changed=not required and _text(value) != _text(default),
+            error=self.errors.get(path, ""),
+        )
+
+
+def _kind(schema: Schema) -> str:
+    if "enum" in schema:
+        return "select"
+    kinds = {"integer": "number", "number": "number", "boolean": "checkbox", "array": "words", "object": "json"}
+    return kinds.get(schema.get("type", ""), "text")
+
+
+def _leaf_value(schema: Schema, path: str, posted: Mapping[str, str]) -> Any:
+    if "const" in schema:
+        return schema["const"]
+    kind = _kind(schema)
+    if kind == "checkbox":
+        return path in posted
+    text = posted.get(path)
+    if text is None:
+        return MISSING
+    text = text.strip() if kind != "text" else text.replace("\r\n", "\n")
+    if kind == "words":
+        return [word for word in (part.strip() for part in text.split(",")) if word]
+    if not text:
+        return None if schema.get("nullable") else MISSING if kind != "text" else text
+    return _number(text) if kind == "number" else _json(text) if kind == "json" else text
+
+
+def _number(text: str) -> int | float | str:
+    for convert in (int, float):
+        try:
+            return convert(text.replace("−", "-"))
+        except ValueError:
+            continue
+    return text
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text(value: Any) -> str:
+    """What stands in the field: numbers as YAML would write them, words joined, the rest as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else ""
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
