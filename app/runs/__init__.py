@@ -1,0 +1,1 @@
+"""Runs: launching, control, state."""
