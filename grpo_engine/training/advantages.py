@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO: DeepSeekMath, arXiv:2402.03300; without the division by std: Dr.GRPO, arXiv:2503.20783).
+"""Group-relative advantages (GRPO: DeepSeekMath, arXiv:2402.03300; without the division: Dr.GRPO, arXiv:2503.20783).
 
 Pure Python in float64. One call is one group: groups are joined by id before, never by position, so groups of unequal
 size cannot be mixed.
