@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -222,15 +222,15 @@ def split_nonfinite(values: Mapping[str, float]) -> tuple[dict[str, float | None
 
 
 class Journal:
-    """Appends events to an attempt's journal. One writer (rank 0); every line is flushed to the operating system."""
+    """Appends events to an attempt's journal. One writer (rank 0); every line is flushed to the operating system.
+
+    Raises FileExistsError when the folder has a journal already."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL_NAME
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab", buffering=0)
+        self._file = open(self.path, "xb", buffering=0)  # an attempt never continues another's journal
         self._seq = 0
-        if self._file.tell():
-            raise FileExistsError(f"{self.path} exists; an attempt never continues another's journal")
 
     def append(self, type: str, *, stage: str | None = None, **payload: Any) -> AnyEvent:
         """Write one event and return it. Raises StorageFull when the disk refuses."""
@@ -248,6 +248,12 @@ class Journal:
     def metrics(self, step: int, values: Mapping[str, float], *, stage: str) -> None:
         finite, kinds = split_nonfinite(values)
         self.append("metrics", stage=stage, step=step, values=finite, nonfinite=kinds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         os.fsync(self._file.fileno())
