@@ -1,0 +1,233 @@
+"""Starts the ranks of an engine, watches them and leaves none behind. Torch-free.
+
+Every rank leads a session of its own, so a signal meant for the terminal or the worker does not hit it first. It dies
+with its parent (see control.py); the parent is a subreaper, so what a rank leaves behind comes to it and is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from grpo_engine.control import CONTROL_FD, PARENT_PID
+
+LAUNCH_ID = "COHORT_LAUNCH"
+"""Marks every process of one launch, so that orphans are told from other children of the parent."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.01
+
+
+class Ranks:
+    """Processes of one engine, rank by rank."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], pipes: Sequence[int], launch_id: str) -> None:
+        self.pids = [process.pid for process in processes]
+        self.failed_rank: int | None = None
+        """Rank whose exit status `poll` returned; None while none failed."""
+        self._processes = list(processes)
+        self._pipes = list(pipes)
+        self._launch_id = launch_id
+        self._code: int | None = None
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Write one JSON line to every rank. A rank that has ended, or never reads, misses it; later ones follow."""
+        line = json.dumps(message, allow_nan=False).encode() + b"\n"
+        if len(line) > select.PIPE_BUF:  # up to this, a write is whole or not at all
+            raise ValueError(f"a control message of {len(line)} bytes is too long to be written at once")
+        for pipe in self._pipes:
+            try:
+                os.write(pipe, line)
+            except (BrokenPipeError, BlockingIOError):
+                continue
+
+    def poll(self) -> int | None:
+        """None while running; 0 when all ended well; else the exit status (negative: signal) of the rank that failed.
+
+        When a rank fails the others are ended. Nothing of the launch is left once this returns a number.
+        """
+        if self._code is not None:
+            return self._code
+        codes = [process.poll() for process in self._processes]
+        for rank, code in enumerate(codes):
+            if code:
+                self.failed_rank = rank
+                return self._end(code)
+        return self._end(0) if all(code == 0 for code in codes) else None
+
+    def terminate(self) -> None:
+        """Ask every rank to write a checkpoint and end (SIGTERM)."""
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+
+    def stop(self, grace_s: float) -> int:
+        """SIGTERM, SIGKILL after `grace_s`; the exit status as `poll` tells it, when no descendant is left."""
+        self.terminate()
+        deadline = time.monotonic() + grace_s
+        while (code := self.poll()) is None:
+            if time.monotonic() >= deadline:
+                self.kill()
+            time.sleep(_PAUSE_S)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL to every descendant, until none is left."""
+        killed: set[int] = set()
+        while living := self._descendants():
+            for pid in living:
+                _kill(pid)
+            killed |= living
+            self._reap(killed)
+            time.sleep(_PAUSE_S)
+        self._reap(killed)
+
+    def _end(self, code: int) -> int:
+        self.kill()
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._pipes.clear()
+        self._code = code
+        return code
+
+    def _descendants(self) -> set[int]:
+        """Living processes below the ranks, and orphans of this launch that came to this process."""
+        children: dict[int, list[int]] = {}
+        for pid, (parent, state) in _process_table().items():
+            if state not in "ZX":
+                children.setdefault(parent, []).append(pid)
+        ours = set(self.pids)
+        mine = [pid for pid in children.get(os.getpid(), []) if pid in ours or self._is_marked(pid)]
+        found: set[int] = set()
+        while mine:
+            pid = mine.pop()
+            found.add(pid)
+            mine.extend(child for child in children.get(pid, []) if child not in found)
+        return found
+
+    def _is_marked(self, pid: int) -> bool:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        return f"{LAUNCH_ID}={self._launch_id}".encode() in environment.split(b"\0")
+
+    def _reap(self, killed: set[int]) -> None:
+        """Collect exit statuses: of the ranks, of the orphans we killed, of those that ended in a rank's session."""
+        for process in self._processes:
+            process.poll()
+        for pid, (parent, state) in _process_table().items():
+            if parent != os.getpid() or state != "Z" or pid in self.pids:
+                continue
+            if pid in killed or _session(pid) in self.pids:
+                os.waitpid(pid, os.WNOHANG)
+
+
+def start_ranks(
+    argv: Sequence[str],
+    *,
+    num_ranks: int,
+    log_path: Path,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Ranks:
+    """Start `argv` once a rank, output appended to `log_path`, and return without waiting for anything.
+
+    `env` is added to this process's environment. `pass_fds` stay open in every rank (device locks).
+    Raises RuntimeError outside the main thread: the kernel's parent-death signal follows the starting thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("ranks must be started from the main thread; they die with the thread that starts them")
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    launch_id = uuid.uuid4().hex
+    shared = os.environ | dict(env or {}) | _rendezvous(num_ranks) | {LAUNCH_ID: launch_id}
+    processes: list[subprocess.Popen[bytes]] = []
+    pipes: list[int] = []
+    ranks = None
+    try:
+        for rank in range(num_ranks):
+            process, pipe = _start_rank(argv, rank, log_path, shared, pass_fds)
+            processes.append(process)
+            pipes.append(pipe)
+        ranks = Ranks(processes, pipes, launch_id)
+    finally:
+        if ranks is None:  # a rank could not be started: end those before it
+            Ranks(processes, pipes, launch_id).stop(0)
+    return ranks
+
+
+def _start_rank(
+    argv: Sequence[str], rank: int, log_path: Path, shared: Mapping[str, str], pass_fds: Sequence[int]
+) -> tuple[subprocess.Popen[bytes], int]:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), CONTROL_FD: str(reading)}
+    try:
+        with open(log_path, "ab") as log:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**shared, **own},
+                pass_fds=[reading, *pass_fds],
+                start_new_session=True,
+            )
+    except BaseException:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return process, writing
+
+
+def _rendezvous(num_ranks: int) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        PARENT_PID: str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _process_table() -> dict[int, tuple[int, str]]:
+    """pid -> (parent's pid, state) of every process of this host."""
+    table: dict[int, tuple[int, str]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        state, parent = stat[stat.rindex(")") + 2 :].split(" ", 2)[:2]
+        table[int(name)] = int(parent), state
+    return table
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
