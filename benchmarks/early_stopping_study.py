@@ -1,9 +1,9 @@
-"""How often the two early-stopping rules stop a healthy run. `python -m benchmarks.early_stopping_study` (one minute).
+"""How often the two early-stopping rules stop a healthy run. `python -m benchmarks.early_stopping_study` (a minute).
 
-A simulated healthy run: the mean reward follows a saturating curve from `start` to `ceiling` with time constant `tau`, plus
-noise of the size that a batch of 16 prompts x 16 completions has, part of it slow (an autoregressive share of 0.3). A stop
-is false when it comes before the curve has made 95 % of its rise; the delay counts steps from there. Seeded; prints the
-table of docs/early-stopping.md.
+A simulated healthy run: the mean reward follows a saturating curve from `start` to `ceiling` with time constant `tau`,
+plus noise of the size that a batch of 16 prompts x 16 completions has and a slow disturbance (autoregressive, 0.8 a step)
+of 0.3 times that size. A stop is false when it comes before the curve has made 95 % of its rise; the delay counts steps
+from there. Seeded; prints the table of docs/early-stopping.md.
 """
 
 from __future__ import annotations
