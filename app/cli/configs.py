@@ -1,0 +1,23 @@
+"""Config files given on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.cli.failures import CliError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The YAML mapping in `path`. Raises CliError naming the line that is no YAML."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise CliError(f"Cannot read the config {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CliError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise CliError(f"{path} must hold a mapping such as `name: …`, not {type(data).__name__}.")
+    return data
