@@ -50,7 +50,7 @@ class PolicyLoss(NamedTuple):
 
 
 def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> PolicyLoss:
-    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) per token. PPO, arXiv:1707.06347 eq. 7; two bounds: DAPO.
+    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) per token. PPO, arXiv:1707.06347 eq. 7; bounds as DAPO.
 
     The log-ratio is not clamped: clamping would hide an exploded policy from the non-finite guard."""
     ratio = log_ratio.exp()
