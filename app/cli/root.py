@@ -59,7 +59,7 @@ def up(port: PortOption = None) -> None:
 def demo(
     exit_when_done: Annotated[bool, typer.Option(help="End with the run's exit status when it is done.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; the config's own when not given.")] = None,
-    config: Annotated[Path, typer.Option(help="Config to launch.", show_default="configs/demo.yaml")] = demo_run.DEMO_CONFIG,
+    config: Annotated[Path, typer.Option(help="Config.", show_default="configs/demo.yaml")] = demo_run.DEMO_CONFIG,
     port: PortOption = None,
 ) -> None:
     """Start everything, launch the demo run and follow it."""
