@@ -8,12 +8,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import subprocess
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -33,6 +31,7 @@ from grpo_engine.manifest import manifest_sha256, total_bytes, verify
 from grpo_engine.model.loading import Policy, clone_frozen, load_policy
 from grpo_engine.pipeline.synchronous import SynchronousPipeline
 from grpo_engine.protocols import PromptSource, RewardFunction
+from grpo_engine.provenance import git_commit, package_versions
 from grpo_engine.reward.composite import build_rewards, combine, reward_bounds, score_all
 from grpo_engine.rollout.torch_sampler import TorchSampler
 from grpo_engine.stages.context import Outcome, SavedCheckpoint, StageContext
@@ -44,7 +43,6 @@ from grpo_engine.training.learner import TorchLearner
 from grpo_engine.training.objectives import PolicyObjective, SupervisedObjective
 from grpo_engine.types import Completion, Prompt, StageProgress
 
-VERSIONED_PACKAGES = ("cohort", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 REFERENCE_FILE = "reference.safetensors"
 log = logging.getLogger("cohort")
 
@@ -172,9 +170,9 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
     config = attempt.config
     stage = config.stages[progress.stage_index]
     learner = _learner(config, policy, progress)
-    reference = _reference(attempt, policy, progress, resumed) if _wants_reference(stage) else None
     if resumed is not None:
         learner.load(resumed / "trainer")
+    reference = _reference(attempt, policy, progress, resumed) if _wants_reference(stage) else None
     source = open_source(stage.data, policy.tokenizer, seed=config.seed)
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
@@ -190,23 +188,26 @@ def _learner(config: RunConfig, policy: Policy, progress: StageProgress) -> Torc
     if isinstance(stage, RLStage):
         temperature = stage.sampling.temperature
         objective = PolicyObjective(stage.clip_low, stage.clip_high, stage.kl_weight, temperature, stage.track_kl)
-    learner = TorchLearner(
+    return TorchLearner(
         policy.model, stage.optimizer, num_steps=stage.num_steps, objective=objective,
         max_micro_batch_rows=stage.max_micro_batch_rows, dtype=config.dtype, pad_token_id=policy.tokenizer.pad_token_id,
+        policy_version=progress.policy_version,
     )  # fmt: skip
-    learner.policy_version = progress.policy_version
-    return learner
 
 
 def _rl_parts(
     config: RunConfig, stage: RLStage, policy: Policy, progress: StageProgress, learner: TorchLearner,
     source: PromptSource, rewards: Sequence[RewardFunction], reference: PreTrainedModel | None,
 ) -> RLParts:  # fmt: skip
-    sampler = TorchSampler(policy.model, policy.tokenizer, policy.end_token_ids, policy.max_context_tokens)
-    sampler.load_weights([], progress.policy_version)
-    scorer = reference and ReferenceScorer(
-        reference, max_micro_batch_rows=stage.max_micro_batch_rows, pad_token_id=policy.tokenizer.pad_token_id
+    sampler = TorchSampler(
+        policy.model, policy.tokenizer, policy.end_token_ids, policy.max_context_tokens, dtype=config.dtype
     )
+    sampler.load_weights(learner.iter_full_weights(), progress.policy_version)
+    scorer = None
+    if reference is not None:
+        scorer = ReferenceScorer(
+            reference, max_micro_batch_rows=stage.max_micro_batch_rows, pad_token_id=policy.tokenizer.pad_token_id
+        )
     pipeline = SynchronousPipeline(
         source, sampler, partial(score_all, rewards), combine,
         partial(group_advantages, normalize_std=stage.normalize_std), scorer, stage.sampling,
@@ -214,7 +215,8 @@ def _rl_parts(
         keep_constant_groups=stage.kl_weight > 0,
     )  # fmt: skip
     stopper = EarlyStopper(stage.early_stopping)
-    detectors = Detectors(stage.detectors, highest_reward=reward_bounds(stage)[1])
+    lowest, highest = reward_bounds(stage)
+    detectors = Detectors(stage.detectors, lowest_reward=lowest, highest_reward=highest)
     if progress.step:
         stopper.restore(progress.early_stopping)
         detectors.restore(progress.detectors)
@@ -298,24 +300,3 @@ def _context(
     if resumed is not None:
         context.saved_step = progress.step
     return context
-
-
-# ---------------------------------------------------------------- provenance
-def package_versions() -> dict[str, str]:
-    versions = {}
-    for name in VERSIONED_PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
-
-
-def git_commit() -> str | None:
-    """Commit of the source tree the engine runs from; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()

@@ -73,7 +73,8 @@ def _follow(ranks: Ranks, out: Path) -> int:
     try:
         while True:
             status = ranks.poll()
-            for event, offset in events.read_from(out / events.JOURNAL_NAME, offset):
+            for event, position in events.read_from(out / events.JOURNAL_NAME, offset):
+                offset = position
                 if line := describe(event):
                     print(line, flush=True)
             if status is not None:

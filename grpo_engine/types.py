@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "aborted"]
-"""`stop`: an end token was sampled; `length`: the token budget or the context ran out; `aborted`: the sampler gave up."""
+"""stop: an end token was sampled; length: the token budget or the context ran out; aborted: the sampler gave up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,11 @@ class TrainRow:
     kept_ids: list[list[int]] | None = None
     loss_mask: list[bool] | None = None
     """[T] True = trained token; None = all T tokens. Built from lengths, never from the pad id."""
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that carry loss; their sum over a whole step is its `global_denominator`."""
+        return len(self.completion_ids) if self.loss_mask is None else sum(self.loss_mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class StageContext:
             self.journal.append("checkpoint_removed", stage=self.key, step=removed, path=path)
 
     def end(self, outcome: Outcome) -> Outcome:
-        """Save the last state, marked done unless the stage was stopped. Loops never save their final step themselves."""
+        """Save the last state, marked done unless the stage was stopped. Loops leave their final step to this."""
         self.progress.done = outcome != "stopped"
         self.checkpoint()
         return outcome

@@ -117,22 +117,23 @@ def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> b
     """Findings and early stopping; True when the stage must end now."""
     step = context.progress.step
     for finding in parts.detectors.update(step, values):
-        context.journal.append("finding", stage=context.key, step=step, **finding)
-        log.warning("finding at step %d: %s", step, finding["title"])
+        context.journal.append("finding", stage=context.key, **finding.fields())
+        log.warning("finding at step %d: %s", step, finding.title)
     for message in context.control.messages():
         if "early_stopping" in message:
             parts.early_stopper.mode = message["early_stopping"]
-    decision = parts.early_stopper.update(step, values.get("reward/mean", float("nan")))
+    decision = parts.early_stopper.update(step, values.get("reward/mean"))
     context.progress.early_stopping = parts.early_stopper.state()
     context.progress.detectors = parts.detectors.state()
-    context.journal.append("early_stopping", stage=context.key, **decision)
+    if decision is not None:
+        context.journal.append("early_stopping", stage=context.key, **decision.fields())
     if "reward/mean" in values:
         context.latest_metrics["reward/mean"] = values["reward/mean"]
     log.info(
         "%s step %d/%d reward %.3f length %.1f %.2f s", context.key, step, context.num_steps,
         values.get("reward/mean", float("nan")), values["completion/mean_length_tokens"], values["time/step_s"],
     )  # fmt: skip
-    return bool(decision["would_stop"]) and parts.early_stopper.mode == "stop"
+    return decision is not None and decision.stops
 
 
 def _evaluate(context: StageContext, parts: RLParts, *, step: int) -> None:

@@ -22,8 +22,9 @@ class Echo:
     def sample(self, requests, sampling):
         self.requests = list(requests)
         return [
-            Completion([r.prompt_ids[0], r.stream[-1]], "", "length" if r.stream[-1] % 2 else "stop", [-1, -1], [-1, -1])
+            Completion([r.prompt_ids[0], index], "", "length" if index % 2 else "stop", [-1, -1], [-1, -1])
             for r in requests
+            for index in [r.stream[-1]]
         ]
 
     def load_weights(self, weights, policy_version):
