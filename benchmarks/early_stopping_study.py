@@ -1,7 +1,7 @@
 """How often the two early-stopping rules stop a healthy run. `python -m benchmarks.early_stopping_study` (a minute).
 
 A simulated healthy run: the mean reward follows a saturating curve from `start` to `ceiling` with time constant `tau`,
-plus noise of the size that a batch of 16 prompts x 16 completions has and a slow disturbance (autoregressive, 0.8 a step)
+plus noise of the size that a batch of 16 prompts x 16 completions has and a slow disturbance (0.8 of it stays a step)
 of 0.3 times that size. A stop is false when it comes before the curve has made 95 % of its rise; the delay counts steps
 from there. Seeded; prints the table of docs/early-stopping.md.
 """
