@@ -6,7 +6,7 @@ A tenth of all problems, those whose text's CRC-32 is a multiple of 10, is held 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from grpo_engine.config import AdditionData
 from grpo_engine.data.sources import EVALUATION_SEED
@@ -55,38 +55,51 @@ class Addition:
 
     def take(self, position: int, count: int) -> list[Prompt]:
         """Problems of the training part; a held-out draw is replaced by the next draw of the same position."""
-        return [self._training_problem(p) for p in range(position, position + count)]
+        return [self._training_prompt(p) for p in range(position, position + count)]
 
     def held_out(self, count: int) -> list[Prompt]:
         """The first `count` different held-out problems, the same for every seed; fewer when the space has fewer."""
-        found: dict[str, Prompt] = {}
+        found: dict[str, _Problem] = {}
         for draw in range(count * TRIES_PER_PROBLEM):
             if len(found) == count:
                 break
-            prompt = self._problem(EVALUATION_SEED, len(found), draw)
-            if is_held_out(prompt.text):
-                found.setdefault(prompt.text, prompt)
-        return list(found.values())
+            problem = self._draw(EVALUATION_SEED, 0, draw)
+            if is_held_out(problem.text):
+                found.setdefault(problem.text, problem)
+        return [self._prompt(problem, index) for index, problem in enumerate(found.values())]
 
-    def _training_problem(self, position: int) -> Prompt:
+    def _training_prompt(self, position: int) -> Prompt:
         draw = 0
-        while is_held_out((prompt := self._problem(self._seed, position, draw)).text):
+        while is_held_out((problem := self._draw(self._seed, position, draw)).text):
             draw += 1
-        return prompt
+        return self._prompt(problem, position)
 
-    def _problem(self, seed: int, position: int, draw: int) -> Prompt:
+    def _draw(self, seed: int, position: int, draw: int) -> _Problem:
         digits = self._config.num_digits
         lowest = 10 ** (digits - 1) if digits > 1 else 0
         span = 10**digits - lowest
         a, b, style = (int(number) for number in raw_stream(3, "addition", seed, position, draw))
-        left, right = lowest + a % span, lowest + b % span
-        thinks = (style >> 11) * 2.0**-53 < self._config.think_share
-        thoughts = reasoning(left, right, digits) if thinks else ""
-        text, answer = f"{left}+{right}=", str(left + right)
+        return _Problem(lowest + a % span, lowest + b % span, (style >> 11) * 2.0**-53 < self._config.think_share)
+
+    def _prompt(self, problem: _Problem, position: int) -> Prompt:
+        left, right, thinks = problem
+        thoughts = reasoning(left, right, self._config.num_digits) if thinks else ""
+        answer = str(left + right)
         return Prompt(
             id=f"addition/{left}+{right}",
             position=position,
-            text=text,
-            token_ids=list(self._tokenizer(text, add_special_tokens=False).input_ids),
+            text=problem.text,
+            token_ids=list(self._tokenizer(problem.text, add_special_tokens=False).input_ids),
             columns={"answer": answer, "completion": f"<think>{thoughts}</think>{answer}"},
         )
+
+
+class _Problem(NamedTuple):
+    left: int
+    right: int
+    thinks: bool
+    """Whether its demonstration reasons."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.left}+{self.right}="
