@@ -33,7 +33,8 @@ def report(error: Exception) -> int:
             return _show(f"{error.title}." if problems else error.detail, problems, INVALID)
         return _show(f"{error.title}: {error.detail}", problems, FAILED)
     if isinstance(error, AppError):
-        return _show(error.detail, problems, INVALID if error.status == 422 else FAILED)
+        sentence = f"{error.title}." if problems else error.detail
+        return _show(sentence, problems, INVALID if error.status == 422 else FAILED)
     if isinstance(error, ValidationError) and error.title == "Settings":
         lines = [_setting(str(e["loc"][0]) if e["loc"] else "", str(e["msg"])) for e in error.errors()]
         return _show("\n".join(lines), (), FAILED)
