@@ -53,10 +53,12 @@ def save_checkpoint(
     metrics: Mapping[str, float],
     reward_versions: Mapping[str, str],
     data_versions: Mapping[str, str] | None = None,
+    extra_files: Mapping[str, Path] | None = None,
     rng: bool = True,
 ) -> Manifest:
     """Write a whole checkpoint to `folder`, replacing one of the same name.
 
+    `extra_files` (name -> file) are copied into `trainer/`, such as the reference a stage measures KL against.
     Raises StorageFull, leaving nothing behind, when the disk is full or cannot be written."""
     aside = folder.with_name(folder.name + ASIDE)
     try:
@@ -67,6 +69,8 @@ def save_checkpoint(
         policy.tokenizer.save_pretrained(aside)
         learner.save(trainer)
         _write_json(trainer / STATE, asdict(progress))
+        for name, source in (extra_files or {}).items():
+            shutil.copyfile(source, trainer / name)
         if rng:
             _write_json(trainer / RNG, rng_state.capture())
         manifest = Manifest(
@@ -115,7 +119,7 @@ def restore_rng(folder: Path) -> None:
         raise CheckpointInvalid(f"{folder / TRAINER / RNG} cannot be restored: {error}") from error
 
 
-def remove_old(folder: Path, *, keep_last: int, stage: str) -> list[Path]:
+def remove_old(folder: Path, keep_last: int, stage: str) -> list[Path]:
     """Remove all but the newest `keep_last` (at least 1) checkpoints of `stage` in `folder`; returns those removed."""
     pattern = re.compile(re.escape(stage) + r"-(\d{6,})")
     steps = {

@@ -19,7 +19,6 @@ from grpo_engine.config import OptimizerConfig
 from grpo_engine.errors import NonFinite
 from grpo_engine.model.logprobs import LogprobForward, TokenLogprobs, collate, micro_batches
 from grpo_engine.training import learner_state
-from grpo_engine.training.losses import num_trained_tokens
 from grpo_engine.training.objectives import Objective
 from grpo_engine.training.schedule import learning_rate
 from grpo_engine.types import StepResult, TrainRow
@@ -68,13 +67,13 @@ class TorchLearner:
         A batch without trained tokens adds nothing and returns {"loss": 0.0}: other means of nothing do not exist."""
         if not (math.isfinite(global_denominator) and global_denominator > 0):
             raise ValueError(f"global_denominator {global_denominator} must be a positive number")
-        num_tokens = sum(num_trained_tokens(row) for row in batch)
+        num_tokens = sum(row.num_trained_tokens for row in batch)
         if num_tokens == 0:
             return {"loss": 0.0}
         totals: dict[str, Tensor] = {}
         for indices in micro_batches(batch, self._max_micro_batch_rows):
             rows = [batch[index] for index in indices]
-            if not any(num_trained_tokens(row) for row in rows):
+            if not any(row.num_trained_tokens for row in rows):
                 continue
             sums = self._objective(self._logprobs(rows), rows)
             (sums.loss / global_denominator).backward()  # type: ignore[no-untyped-call]

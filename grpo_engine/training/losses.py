@@ -18,17 +18,12 @@ from torch import Tensor
 from grpo_engine.types import TrainRow
 
 
-def num_trained_tokens(row: TrainRow) -> int:
-    """Completion tokens of the row that carry loss."""
-    return len(row.completion_ids) if row.loss_mask is None else sum(row.loss_mask)
-
-
 def global_denominator(rows: Sequence[TrainRow]) -> float:
     """Trained tokens of all rows of one optimizer step, at least 1 so that a fully masked step has loss 0, not NaN.
 
     The same masks that select tokens for the sum are counted here: a token left out of one is left out of both
     (TRL issue 6369). Give it every row of the step, over all accumulate calls and all ranks."""
-    return float(max(1, sum(num_trained_tokens(row) for row in rows)))
+    return float(max(1, sum(row.num_trained_tokens for row in rows)))
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo_engine.config import OptimizerConfig
+from grpo_engine.training.learner import TorchLearner
+from grpo_engine.training.objectives import Objective, PolicyObjective
 from grpo_engine.types import TrainRow
 
 VOCABULARY = 23
+POLICY = PolicyObjective(clip_low=0.2, clip_high=0.28, kl_weight=0.1, temperature=0.7, track_kl=True)
 
 
 def tiny_llama(*, dtype: torch.dtype = torch.float64, seed: int = 0, **options: Any) -> LlamaForCausalLM:
@@ -40,3 +44,23 @@ def ragged_rows(count: int = 7, *, seed: int = 0, kept: bool = False, **fields: 
         }
         rows.append(TrainRow(prompt, completion, **(values | fields)))
     return rows
+
+
+def learner(model: LlamaForCausalLM, objective: Objective | None = None, **options: Any) -> TorchLearner:
+    """A learner with KL in the loss, temperature 0.7 and micro-batches of three rows."""
+    optimizer = OptimizerConfig(**({"learning_rate": 1e-2} | options.pop("optimizer", {})))
+    settings: dict[str, Any] = {"num_steps": 10, "max_micro_batch_rows": 3, "dtype": "float32", "pad_token_id": 0}
+    return TorchLearner(model, optimizer, objective=objective or POLICY, **(settings | options))
+
+
+def gradients(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def weights(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_equal_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
