@@ -206,39 +206,45 @@ class Truncation:
 class FlatReward:
     """The mean reward has no upward trend over a whole window, and is not near the highest reward.
 
-    Flat means: Theil-Sen's upper 95 % bound leaves room for a rise of at most 5 % of the reward's range in the window.
+    Flat means: Theil-Sen's upper 95 % bound leaves room for a rise in the window of at most 5 % of the reward's range.
+    After a stage has risen by a tenth of the range it is only a note, and needs stronger evidence: at most 2 %.
     """
 
     name = "flat_reward"
     needed_steps = 1
-    _CONFIDENCE, _LARGEST_RISE = 0.95, 0.05
+    _CONFIDENCE, _ROOM, _ROOM_AFTER_RISE, _RISE = 0.95, 0.05, 0.02, 0.1
 
     def __init__(self, config: DetectorsConfig, rewards: RewardRange) -> None:
         self._num_steps, self._ceiling, self._rewards = config.flat_reward_steps, config.flat_reward_ceiling, rewards
-        self.memory: dict[str, Any] = {"window": []}
+        self.memory: dict[str, Any] = {"window": [], "opening_reward": None}
 
     def read(self, step: int, values: Values) -> Reading | None:
         reward = _number(values, "reward/mean")
         if reward is None:
             return None
+        if self.memory["opening_reward"] is None:
+            self.memory["opening_reward"] = reward
         window = [*self.memory["window"], [step, reward]][-self._num_steps :]
         self.memory["window"] = window
-        if len(window) < self._num_steps:
-            return FINE
-        steps, rewards = [pair[0] for pair in window], [pair[1] for pair in window]
+        return FINE if len(window) < self._num_steps else self._judge(window)
+
+    def _judge(self, window: list[list[float]]) -> Reading:
+        steps, rewards = [int(pair[0]) for pair in window], [pair[1] for pair in window]
         level = self._rewards.share(sorted(rewards)[len(rewards) // 2])
+        has_risen = level - self._rewards.share(self.memory["opening_reward"]) >= self._RISE
         trend = robust_trend(steps, rewards, self._CONFIDENCE)
-        largest_rise = trend.upper * (steps[-1] - steps[0])
-        if level >= self._ceiling or largest_rise > self._LARGEST_RISE * (self._rewards.highest - self._rewards.lowest):
+        largest_rise = max(trend.upper * (steps[-1] - steps[0]), 0.0)
+        room = self._ROOM_AFTER_RISE if has_risen else self._ROOM
+        if level >= self._ceiling or largest_rise > room * (self._rewards.highest - self._rewards.lowest):
             return FINE
         evidence = (
             f"From step {steps[0]} to {steps[-1]} the mean reward went from {rewards[0]:.3g} to {rewards[-1]:.3g}; "
-            f"with 95 % confidence it rose by at most {max(largest_rise, 0):.2g}, and {self._rewards.highest:g} is possible."
+            f"with 95 % confidence it rose by at most {largest_rise:.2g}. The parts can give {self._rewards.highest:g}."
         )
-        return Reading(
-            "warning",
-            "The reward does not rise",
-            evidence,
-            "Read some groups: can the reward be reached, and are the answers parsed? Then try a higher learning rate.",
-            steps[0],
+        if has_risen:
+            remedy = "End the stage (see early stopping), or go on with other prompts, larger groups or another rate."
+            return Reading("info", "The reward has stopped rising", evidence, remedy, steps[0])
+        remedy = (
+            "Read some groups: can the reward be reached, and are the answers parsed? Then try a higher learning rate."
         )
+        return Reading("warning", "The reward does not rise", evidence, remedy, steps[0])

@@ -76,7 +76,7 @@ def test_a_reward_that_stops_rising_is_told_and_resolved_when_it_rises_again() -
         return {"reward/mean": 0.3 + 0.005 * (min(step, 40) + max(step - 100, 0))}
 
     told, over = run(detectors(), reward, range(1, 150))
-    assert told.resolved is False
+    assert (told.resolved, told.severity, told.title) == (False, "info", "The reward has stopped rising")
     assert 55 <= told.step <= 75
     assert (over.resolved, over.severity) == (True, "info")
     assert 100 < over.step < 125

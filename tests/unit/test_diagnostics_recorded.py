@@ -4,7 +4,8 @@ tests/data/journals/{healthy,failing}-*.jsonl.gz, with labels.json beside them:
     {"failing-entropy-0": {"detector": "entropy_collapse", "onset_step": 12},
      "healthy-demo-0": {"highest_reward": 1.1, "config": {"flat_reward_steps": 30}}}
 `onset_step` is the first step of the failure as the run was set up; `config` (default: the defaults) holds the
-DetectorsConfig fields of the run, `highest_reward` (default 1.1: accuracy + 0.1 format) and `lowest_reward` (0) its reward bounds.
+DetectorsConfig fields of the run, `highest_reward` (default 1.1: accuracy + 0.1 format) and `lowest_reward` (0) bound
+its reward.
 """
 
 from __future__ import annotations
