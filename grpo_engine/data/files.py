@@ -38,7 +38,7 @@ def open_file(
         where = f"{config.path}, row {row + 1}, column {config.prompt_column!r}"
         text, token_ids = renderer(columns[config.prompt_column], where)
         given: Row = {}
-        if config.answer_column is not None:
+        if config.answer_column in columns:
             given["answer"] = columns[config.answer_column]
         if config.completion_column in columns:
             given["completion"] = columns[config.completion_column]
@@ -73,7 +73,7 @@ def read_rows(path: Path) -> list[Row]:
 def check_rows(config: FileData, rows: list[Row], *, demonstrations: bool, field: str) -> None:
     """DataError for the first row without a usable prompt, answer or (for SFT) demonstration."""
     wanted = [(config.prompt_column, f"{field}.prompt_column")]
-    if config.answer_column is not None and not (demonstrations and config.answer_column not in rows[0]):
+    if config.answer_column is not None and not demonstrations:
         wanted.append((config.answer_column, f"{field}.answer_column"))
     if demonstrations:
         wanted.append((config.completion_column, f"{field}.completion_column"))
