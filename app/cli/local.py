@@ -18,16 +18,21 @@ from app.users import service as users
 
 
 @contextmanager
-def local_session(settings: Settings | None = None) -> Iterator[Session]:
-    """A writing transaction on the home's database, migrated first; committed at the end."""
-    settings = settings or get_settings()
+def local_database(settings: Settings) -> Iterator[Database]:
+    """The home's database, migrated first."""
     upgrade(settings)
     database = Database(settings.resolved_database_url)
     try:
-        with database.write() as session:
-            yield session
+        yield database
     finally:
         database.dispose()
+
+
+@contextmanager
+def local_session(settings: Settings | None = None) -> Iterator[Session]:
+    """A writing transaction on the home's database; committed at the end."""
+    with local_database(settings or get_settings()) as database, database.write() as session:
+        yield session
 
 
 @contextmanager

@@ -13,8 +13,11 @@ from app.cli.configs import read_config
 from app.cli.failures import CliError
 from app.cli.follow import exit_status, summary
 from app.cli.follow import follow as follow_run
-from app.cli.local import client, local_session
+from app.cli.local import client, local_database
 from app.client import TERMINAL_STATES, CohortClient
+from app.runs.importing import import_run
+from app.settings import get_settings
+from app.users import service as users
 
 run_cli = typer.Typer(help="Launch, watch and control runs.", no_args_is_help=True)
 
@@ -105,7 +108,7 @@ def resume(run: RunArgument) -> None:
 def logs(run: RunArgument, tail: Annotated[int, typer.Option(help="Last lines.", min=1)] = 200) -> None:
     """Print the last lines of the engine's log."""
     with client() as server:
-        print("\n".join(server.log(run, tail=tail)["lines"]))
+        print(server.log(run, tail=tail)["text"], end="")
 
 
 @run_cli.command("import")
@@ -113,13 +116,12 @@ def import_folder(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder made by `python -m grpo_engine run`.")],
 ) -> None:
     """Take a run that was made without the web into the local home."""
-    from app.runs.service import import_run
-
-    if not (folder / "journal.jsonl").is_file():
-        raise CliError(f"{folder} holds no journal.jsonl: give the folder that `python -m grpo_engine run --out` made.")
-    with local_session() as session:
-        run = import_run(session, folder)
-        print(f"Imported as run {run.number}.")
+    settings = get_settings()
+    with local_database(settings) as database:
+        with database.write() as session:
+            owner = users.ensure_first_user(session)
+        run = import_run(settings, database, folder, owner)
+    print(f"Imported as run {run.number}, {run.state} after {run.steps_done} steps.")
 
 
 def _follow(server: CohortClient, number: int) -> int:
