@@ -94,6 +94,10 @@ class ArtifactStore:
         entries = [Entry(path[len(folder) :].lstrip("/"), int(info["size"])) for path, info in found.items()]
         return sorted(entries, key=lambda entry: entry.path)
 
+    def upload(self, folder: Path, key: str) -> None:
+        """Copy a local folder below a key."""
+        self.filesystem.put(f"{folder}/", f"{self.path_of(key)}/", recursive=True)
+
     def remove(self, key: str) -> None:
         """Remove a folder and all below it; one that is not there is no error."""
         path = self.path_of(key)

@@ -1,4 +1,4 @@
-"""Keyset pages: a cursor names the last row seen, so rows inserted meanwhile are neither repeated nor make others vanish."""
+"""Keyset pages: a cursor names the last row seen, so rows inserted meanwhile make none repeat or vanish."""
 
 from __future__ import annotations
 

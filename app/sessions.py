@@ -1,7 +1,7 @@
 """What a request works with: its database session, settings, artifact store; and what happens after its commit.
 
-One request is one transaction. `WriteSession` commits after the endpoint returned and before the answer is sent, together
-with the answer's idempotency record; raising rolls back. Services flush and never commit.
+One request is one transaction. `WriteSession` commits after the endpoint returned and before the answer is sent,
+together with the answer's idempotency record; raising rolls back. Services flush and never commit.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,13 @@ def _run_limited(command: list[str], folder: Path, limit_s: float) -> tuple[int 
     environment = {**kept, "HOME": str(folder), "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "out", "w+b") as out, open(folder / "err", "w+b") as err:
         child = subprocess.Popen(
-            command, cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            command,
+            cwd=_ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
         try:
             status: int | None = child.wait(limit_s)
@@ -74,10 +81,8 @@ def _run_limited(command: list[str], folder: Path, limit_s: float) -> tuple[int 
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
 
 

@@ -150,7 +150,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     left, right = dict(_leaves(before)), dict(_leaves(after))
     paths = [*left, *(path for path in right if path not in left)]
     values = [Change(path, left.get(path, MISSING), right.get(path, MISSING)) for path in paths]
-    return [change for change in values if change.before != change.after or type(change.before) != type(change.after)]
+    return [change for change in values if repr(change.before) != repr(change.after)]
 
 
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:

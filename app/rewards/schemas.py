@@ -7,7 +7,9 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-_EXAMPLE = "def reward(completions, answer, **columns):\n    return [float(c.strip() == a) for c, a in zip(completions, answer)]\n"
+_EXAMPLE = """def reward(completions, answer, **columns):
+    return [float(text.strip() == gold) for text, gold in zip(completions, answer)]
+"""
 
 
 class RewardIn(BaseModel):
