@@ -121,6 +121,7 @@ def restore_rng(folder: Path) -> None:
 
 def remove_old(folder: Path, keep_last: int, stage: str) -> list[Path]:
     """Remove all but the newest `keep_last` (at least 1) checkpoints of `stage` in `folder`; returns those removed."""
+    _remove_leftovers(folder)
     pattern = re.compile(re.escape(stage) + r"-(\d{6,})")
     steps = {
         int(match[1]): path
