@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     worker_devices: str = ""
     """Comma-separated devices it offers, such as cpu:0 or cuda:0,cuda:1; empty = all GPUs, else cpu:0."""
 
+    engine_command: list[str] = Field(default_factory=list)
+    """Command of one rank as a JSON list; empty = this Python with `-m grpo_engine rank`. Tests put a stand-in here."""
+
     beat_s: float = Field(10, gt=0)
     """Seconds between beats of workers and attempts."""
     deadline_s: float = Field(40, gt=0)

@@ -102,7 +102,7 @@ class Ranks:
     def _descendants(self) -> set[int]:
         """Living processes below the ranks, and orphans of this launch that came to this process."""
         children: dict[int, list[int]] = {}
-        for pid, (parent, state) in _process_table().items():
+        for pid, (parent, state) in process_table().items():
             if state not in "ZX":
                 children.setdefault(parent, []).append(pid)
         ours = set(self.pids)
@@ -125,7 +125,7 @@ class Ranks:
         """Collect exit statuses: of the ranks, of the orphans we killed, of those that ended in a rank's session."""
         for process in self._processes:
             process.poll()
-        for pid, (parent, state) in _process_table().items():
+        for pid, (parent, state) in process_table().items():
             if parent != os.getpid() or state != "Z" or pid in self.pids:
                 continue
             if pid in killed or _session(pid) in self.pids:
@@ -147,8 +147,7 @@ def start_ranks(
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("ranks must be started from the main thread; they die with the thread that starts them")
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    become_subreaper()
     launch_id = uuid.uuid4().hex
     shared = os.environ | dict(env or {}) | _rendezvous(num_ranks) | {LAUNCH_ID: launch_id}
     processes: list[subprocess.Popen[bytes]] = []
@@ -164,6 +163,12 @@ def start_ranks(
         if ranks is None:  # a rank could not be started: end those before it
             Ranks(processes, pipes, launch_id).stop(0)
     return ranks
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants come to it instead of to init."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _start_rank(
@@ -204,7 +209,7 @@ def _rendezvous(num_ranks: int) -> dict[str, str]:
     }
 
 
-def _process_table() -> dict[int, tuple[int, str]]:
+def process_table() -> dict[int, tuple[int, str]]:
     """pid -> (parent's pid, state) of every process of this host."""
     table: dict[int, tuple[int, str]] = {}
     for name in os.listdir("/proc"):

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, CursorResult, exists, select, update
+from sqlalchemy import ColumnElement, CursorResult, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from app.models import Attempt, Run, Transition, utc_now
@@ -106,6 +106,7 @@ def _changes(target: str, reason: str | None, message: str | None) -> dict[str, 
         changes["queued_at"] = now
     if target == "starting":
         changes["num_attempts"] = Run.num_attempts + 1
+        changes["started_at"] = func.coalesce(Run.started_at, now)
     if target in TERMINAL_STATES:
         changes["ended_at"] = now
     return changes
