@@ -73,7 +73,7 @@ def digest(secret: str) -> str:
 
 
 # ---------------------------------------------------------------- session cookie
-def _signer(request: Request) -> URLSafeTimedSerializer[Any]:
+def _signer(request: Request) -> URLSafeTimedSerializer:
     return URLSafeTimedSerializer(request.app.state.secret_key, salt="cohort-session")
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from app.checkpoints import service
 from app.checkpoints.schemas import CheckpointOut, CheckpointsOut, FilesOut, VerificationOut
 from app.idempotency import ApiRoute
-from app.models import Run
+from app.models import Checkpoint, Run
 from app.runs.api import changed_config
 from app.runs.schemas import ChangesIn, RunOut
 from app.runs.service import fork_from_checkpoint, get_run
@@ -85,7 +85,7 @@ def download_archive(
     return archive_response(view, store)
 
 
-def file_response(checkpoint: service.Checkpoint, path: str, store: AppStore) -> StreamingResponse:
+def file_response(checkpoint: Checkpoint, path: str, store: AppStore) -> StreamingResponse:
     """Also used by the pages."""
     key = service.file_key(store, checkpoint, path)
     headers = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
@@ -28,13 +27,16 @@ class BatchView:
 _KEYS = [Key(Attempt.number.expression), Key(RolloutBatch.batch.expression)]
 
 
-def batch_query(run: Run) -> Select[tuple[RolloutBatch, int]]:
+BatchQuery = Select[RolloutBatch, int]
+
+
+def batch_query(run: Run) -> BatchQuery:
     """A run's batches with their attempt's number, in the order they were sampled."""
     query = select(RolloutBatch, Attempt.number).join(Attempt, Attempt.id == RolloutBatch.attempt_id)
     return query.where(Attempt.run_id == run.id).order_by(*order_by(_KEYS))
 
 
-def after_batch(query: Select[Any], attempt: int, batch: int) -> Select[Any]:
+def after_batch(query: BatchQuery, attempt: int, batch: int) -> BatchQuery:
     return query.where(after(_KEYS, [attempt, batch]))
 
 
@@ -56,13 +58,13 @@ def list_batches(
     query = _filtered(batch_query(run), stage, step, attempt).limit(checked_limit(limit) + 1)
     if cursor:
         query = query.where(after(_KEYS, decode_cursor("batches", cursor)))
-    rows = [batch_view(row, number) for row, number in session.execute(query).tuples()]
+    rows = [batch_view(row, number) for row, number in session.execute(query)]
     items = rows[: checked_limit(limit)]
     more = len(rows) > len(items)
     return Page(items, encode_cursor("batches", [items[-1].attempt, items[-1].batch]) if more else None)
 
 
-def _filtered(query: Select[Any], stage: str | None, step: int | None, attempt: int | None) -> Select[Any]:
+def _filtered(query: BatchQuery, stage: str | None, step: int | None, attempt: int | None) -> BatchQuery:
     wanted = ((RolloutBatch.stage, stage), (RolloutBatch.step, step), (Attempt.number, attempt))
     return query.where(*[column == value for column, value in wanted if value is not None])
 
@@ -70,17 +72,15 @@ def _filtered(query: Select[Any], stage: str | None, step: int | None, attempt: 
 def get_batch(session: Session, run: Run, attempt: int, batch: int) -> BatchView:
     """Raises NotFound."""
     query = batch_query(run).where(Attempt.number == attempt, RolloutBatch.batch == batch)
-    found = session.execute(query).tuples().one_or_none()
+    found = session.execute(query).one_or_none()
     if found is None:
         raise NotFound(f"Run {run.number} has no batch {batch} in attempt {attempt}.")
-    return batch_view(*found)
+    return batch_view(found[0], found[1])
 
 
-def batches_of_step(
-    session: Session, run: Run, stage: str, step: int, attempt: int | None = None
-) -> list[BatchView]:
+def batches_of_step(session: Session, run: Run, stage: str, step: int, attempt: int | None = None) -> list[BatchView]:
     """Batches that one step trained on: of this attempt, else of the newest that did the step."""
-    rows = session.execute(_filtered(batch_query(run), stage, step, attempt)).tuples()
+    rows = session.execute(_filtered(batch_query(run), stage, step, attempt))
     found = [batch_view(row, number) for row, number in rows]
     newest = max((view.attempt for view in found), default=0)
     return [view for view in found if view.attempt == newest]

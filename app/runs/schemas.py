@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_TINY = {
+_TINY: dict[str, Any] = {
     "name": "three digits",
     "model": {"source": "tiny_llama"},
     "stages": [{"kind": "rl", "data": {"source": "addition"}, "rewards": [{"kind": "accuracy"}], "num_steps": 20}],
