@@ -1,0 +1,97 @@
+"""Fixtures that many tests share: a migrated database (SQLite, PostgreSQL), settings, the application and its callers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.db import Database
+from app.main import create_app
+from app.migrate import upgrade
+from app.settings import Settings
+from app.users.service import create_token, ensure_first_user
+from tests.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A freshly migrated SQLite file, to be copied."""
+    home = tmp_path_factory.mktemp("template")
+    upgrade(Settings(home=home))
+    return home / "cohort.db"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a freshly migrated database, to be copied."""
+    name = postgres.create()
+    upgrade(Settings(home=tmp_path_factory.mktemp("postgres"), database_url=postgres.url(name)))
+    return name
+
+
+@pytest.fixture
+def settings(tmp_path: Path, sqlite_template: Path) -> Settings:
+    """A home of its own with a migrated SQLite database."""
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(sqlite_template, home / "cohort.db")
+    return Settings(home=home)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    opened = Database(settings.resolved_database_url)
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def any_settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
+    """`settings` on SQLite and on PostgreSQL in turn."""
+    if request.param == "sqlite":
+        return settings
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = server.create(request.getfixturevalue("postgres_template"))
+    return settings.model_copy(update={"database_url": server.url(name)})
+
+
+@pytest.fixture
+def any_database(any_settings: Settings) -> Iterator[Database]:
+    opened = Database(any_settings.resolved_database_url)
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def app(settings: Settings) -> Iterator[FastAPI]:
+    made = create_app(settings)
+    yield made
+    made.state.database.dispose()
+
+
+@pytest.fixture
+def anonymous(app: FastAPI) -> Iterator[TestClient]:
+    """Nobody."""
+    with TestClient(app) as client:
+        yield client
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    """The first local user, by bearer token."""
+    with app.state.database.write() as session:
+        _, token = create_token(session, ensure_first_user(session), "test")
+    with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as client:
+        yield client

@@ -1,0 +1,74 @@
+"""Groups of completions for the seeded runs: three-digit additions that are answered better as training goes on."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from grpo_engine.config import RLStage
+from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout
+
+VOCABULARY = "0123456789+=<>/thinkcary "
+
+
+def make_groups(step: int, stage: RLStage, salt: int = 0) -> list[Group]:
+    """`prompts_per_step` groups; prompts come again every ten steps."""
+    return [_group(step, index, stage, salt) for index in range(stage.prompts_per_step)]
+
+
+def _group(step: int, index: int, stage: RLStage, salt: int) -> Group:
+    position = (step % 10) * stage.prompts_per_step + index
+    left, right = 100 + 37 * position % 900, 100 + 91 * position % 900
+    text = f"{left}+{right}="
+    prompt = Prompt(f"addition/{text[:-1]}", position, text, _ids(text), {"answer": str(left + right)})
+    seeds = [step * 7 + index * 3 + number + salt for number in range(stage.group_size)]
+    drafts = [_rollout(left + right, step, seed, stage) for seed in seeds]
+    rewards = [draft.reward for draft in drafts if draft.reward is not None]
+    mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
+    flat = std < 1e-6
+    rollouts = [
+        Rollout(
+            d.completion,
+            d.parts,
+            d.reward,
+            0.0 if flat or d.reward is None else (d.reward - mean) / std,
+            d.ref_logprobs,
+        )
+        for d in drafts
+    ]
+    return Group(f"{step}-{index}", prompt, rollouts, "zero_variance" if flat else None)
+
+
+def _rollout(answer: int, step: int, seed: int, stage: RLStage) -> Rollout:
+    thinks = seed % 10 < 3 + step // 3
+    right = thinks or seed % 4 == 0
+    said = str(answer if right else answer + 10)
+    text = f"<think>carry {seed % 2}</think>{said}" if thinks else said
+    cut = seed % 11 == 0
+    ids = _ids(text)
+    noise = [((seed * 31 + place * 17) % 97) / 97 for place in range(len(ids))]
+    completion = Completion(
+        token_ids=ids, text=text, finish_reason="length" if cut else "stop", token_texts=list(text),
+        logprobs=[-value for value in noise], full_logprobs=[-value for value in noise], policy_version=step,
+    )  # fmt: skip
+    parts = list(_parts(text, said, thinks, right, cut, stage))
+    reward = sum(part.weight * part.value for part in parts if part.value is not None)
+    return Rollout(completion, parts, reward, ref_logprobs=[-value * 1.01 for value in noise])
+
+
+def _parts(text: str, said: str, thinks: bool, right: bool, cut: bool, stage: RLStage) -> Iterator[RewardPart]:
+    start = len(text) - len(said)
+    values = {"accuracy": float(right), "format": float(thinks), "length": None if cut else 0.0}
+    reasons = {
+        "accuracy": f"'{said}' {'equals' if right else 'differs from'} the gold answer",
+        "format": "tags once and in order" if thinks else "no <think>",
+        "length": "abstains on truncated text" if cut else "short enough",
+    }
+    for reward in stage.rewards:
+        span = (start, len(text)) if reward.kind == "accuracy" else None
+        version = f"{reward.kind}@3f9a12c4"
+        yield RewardPart(reward.kind, values[reward.kind], reward.weight, reasons[reward.kind], span, version)
+
+
+def _ids(text: str) -> list[int]:
+    return [VOCABULARY.find(character) + 3 for character in text]
