@@ -7,8 +7,12 @@ outside this alphabet (capital letters, line breaks, accents) becomes one `<unk>
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<think>", "</think>", "<unk>")
 ALPHABET = "0123456789" + "+-*/=,;:.()<> " + "abcdefghijklmnopqrstuvwxyz"
@@ -19,14 +23,10 @@ def character_tokenizer(max_context_tokens: int = 256) -> PreTrainedTokenizerFas
 
     Example: character_tokenizer()("7+5=12").input_ids has 6 ids; "<think>" and "</think>" are one id each.
     """
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *ALPHABET))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    # "[\s\S]" and not ".": the dot leaves line breaks together, which would make two of them one <unk>.
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    from transformers import PreTrainedTokenizerFast  # here, so that the preflight can use `characters` without it
+
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
+        tokenizer_object=characters(),
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<eos>",
@@ -36,3 +36,14 @@ def character_tokenizer(max_context_tokens: int = 256) -> PreTrainedTokenizerFas
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def characters() -> Tokenizer:
+    """The same without what transformers adds around it. Torch-free."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *ALPHABET))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    # "[\s\S]" and not ".": the dot leaves line breaks together, which would make two of them one <unk>.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
