@@ -1,4 +1,4 @@
-"""Fixtures that many tests share: a migrated database (SQLite, PostgreSQL), settings, the application and its callers."""
+"""Fixtures that many tests share: a migrated database (SQLite, PostgreSQL), settings, the application, callers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A home and database as after real training: journals and rollout files by the engine's own writers, rows by ingestion.
+"""A home and database as after real training: files by the engine's own writers, rows by ingestion.
 
-`finished_run`: two stages, attempt 1 lost in the middle, attempt 2 to the end (so some steps were trained twice), one
-point that is not a number, evaluations, early stopping, a finding, checkpoints, a log. `running_run`: the same, half way.
+`finished_run`: two stages, attempt 1 lost in the middle, attempt 2 to the end (so some steps were trained twice),
+one point that is not a number, evaluations, early stopping, a finding, checkpoints, a log. `running_run`: half way.
 Nothing is random: the same call writes the same numbers.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from app.db import Database
 from app.ingest import ingest_attempt
@@ -19,12 +19,12 @@ from app.runs.service import create_run
 from app.runs.states import lose_attempt, move_attempt, transition
 from app.settings import Settings
 from app.users.service import ensure_first_user
-from grpo_engine.config import RLStage, RunConfig
+from grpo_engine.config import RunConfig
 from grpo_engine.config_errors import load_config
 from grpo_engine.events import Journal
 from grpo_engine.manifest import Manifest, list_files, manifest_sha256, total_bytes, write_manifest
 from grpo_engine.rollout_files import batch_name, write_batch
-from tests.seed_rollouts import make_groups
+from tests.seed_rollouts import make_groups, rl_values, shared_values, stage_config
 from workers.claim import claim
 from workers.identity import ProcessIdentity
 
@@ -34,7 +34,6 @@ CHECKPOINT_EVERY = 8
 LOST_AFTER = 13
 """Step of the RL stage after which attempt 1 is lost; it had saved step 8."""
 RUNNING_AT = 15
-NAN_STEP = 5
 
 
 def config(**changes: Any) -> RunConfig:
@@ -62,19 +61,17 @@ def finished_run(database: Database, settings: Settings, **changes: Any) -> Run:
     """Completed by its second attempt."""
     run_id = _queued(database, **changes)
     first = _claimed(database)
-    writer = AttemptWriter(database, settings, first)
-    writer.started(0, 0)
-    writer.supervised(1, SFT_STEPS)
-    writer.reinforced(1, LOST_AFTER)
-    writer.ingested()
+    with AttemptWriter(database, settings, first) as writer:
+        writer.started(0, 0)
+        writer.supervised(1, SFT_STEPS)
+        writer.reinforced(1, LOST_AFTER)
     with database.write() as session:
         lose_attempt(session, first.id, actor="reaper", message="its worker stopped beating")
     second = _claimed(database)
-    again = AttemptWriter(database, settings, second)
-    again.started(1, CHECKPOINT_EVERY)
-    again.reinforced(CHECKPOINT_EVERY + 1, RL_STEPS)
-    again.journal.append("finished", reason="finished", message="all steps were trained")
-    again.ingested()
+    with AttemptWriter(database, settings, second) as writer:
+        writer.started(1, CHECKPOINT_EVERY)
+        writer.reinforced(CHECKPOINT_EVERY + 1, RL_STEPS)
+        writer.journal.append("finished", reason="finished", message="all steps were trained")
     with database.write() as session:
         move_attempt(session, second.id, "finished", token=second.token)
         transition(
@@ -86,11 +83,10 @@ def finished_run(database: Database, settings: Settings, **changes: Any) -> Run:
 def running_run(database: Database, settings: Settings, **changes: Any) -> Run:
     """In its RL stage, held by an online worker."""
     run_id = _queued(database, **{"name": "still learning", **changes})
-    writer = AttemptWriter(database, settings, _claimed(database))
-    writer.started(0, 0)
-    writer.supervised(1, SFT_STEPS)
-    writer.reinforced(1, RUNNING_AT)
-    writer.ingested()
+    with AttemptWriter(database, settings, _claimed(database)) as writer:
+        writer.started(0, 0)
+        writer.supervised(1, SFT_STEPS)
+        writer.reinforced(1, RUNNING_AT)
     return _reloaded(database, run_id)
 
 
@@ -98,14 +94,13 @@ def failed_run(database: Database, settings: Settings, **changes: Any) -> Run:
     """Out of memory in its first RL step."""
     run_id = _queued(database, **{"name": "too large", **changes})
     attempt = _claimed(database)
-    writer = AttemptWriter(database, settings, attempt)
-    writer.started(0, 0)
-    writer.supervised(1, 3)
-    trace = 'Traceback (most recent call last):\n  File "learner.py", line 97, in accumulate\ntorch.OutOfMemoryError: no memory'
+    trace = 'Traceback (most recent call last):\n  File "learner.py", line 97\ntorch.OutOfMemoryError: no memory'
     end = {"reason": "out_of_memory", "message": "the device has no memory left"}
-    writer.journal.append("failed", **end, traceback=trace)
-    writer.log(trace)
-    writer.ingested()
+    with AttemptWriter(database, settings, attempt) as writer:
+        writer.started(0, 0)
+        writer.supervised(1, 3)
+        writer.journal.append("failed", **end, traceback=trace)
+        writer.log(trace)
     with database.write() as session:
         move_attempt(session, attempt.id, "failed", token=attempt.token, traceback=trace, **end)
         transition(session, run_id, "failed", actor="worker:seed", **end)
@@ -151,7 +146,7 @@ def _claimed(database: Database) -> Attempt:
 # ---------------------------------------------------------------- what an engine writes
 @dataclass
 class AttemptWriter:
-    """Writes one attempt's directory."""
+    """Writes one attempt's directory; what is in it is ingested at the end of the `with` block."""
 
     database: Database
     settings: Settings
@@ -176,7 +171,14 @@ class AttemptWriter:
         )  # fmt: skip
         self.log(f"INFO engine started at stage {stage_index}, step {step} of {total} in all")
 
-    def ingested(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+        self.ingest()
+
+    def ingest(self) -> None:
         while ingest_attempt(self.database, self.attempt.id, self.folder):
             pass
 
@@ -185,7 +187,7 @@ class AttemptWriter:
         self.journal.append("stage_started", stage=stage, step=first - 1, num_steps=SFT_STEPS)
         for step in range(first, last + 1):
             values = {"loss": 3.0 * math.exp(-step / 12), "sft/token_accuracy": 1 - 0.8 * math.exp(-step / 12)}
-            self.journal.metrics(step, values | _shared(step), stage=stage)
+            self.journal.metrics(step, values | shared_values(step), stage=stage)
             self._trained(stage, step, [])
         if last == SFT_STEPS:
             self.checkpoint(stage, last)
@@ -214,7 +216,7 @@ class AttemptWriter:
         dropped = sum(group.dropped is not None for group in groups)
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
         values = rl_values(step, rewards, dropped / len(groups))
-        self.journal.metrics(step, values | _shared(step), stage=stage)
+        self.journal.metrics(step, values | shared_values(step), stage=stage)
         self._early_stopping(stage, step, values["reward/mean"])
         if step == 3:
             self._finding(stage, step)
@@ -267,41 +269,3 @@ class AttemptWriter:
         version = step + (SFT_STEPS if stage == "1-rl" else 0)
         facts: dict[str, Any] = {"stage": stage, "step": step, "policy_version": version, "files": files}
         write_manifest(folder, Manifest(created_at=utc_now(), config_hash=self.config.hash(), **facts))
-
-
-def stage_config(run_config: RunConfig) -> RLStage:
-    stage = run_config.stages[1]
-    assert isinstance(stage, RLStage)
-    return stage
-
-
-def rl_values(step: int, rewards: list[float], zero_variance: float) -> dict[str, float]:
-    mean = sum(rewards) / len(rewards)
-    return {
-        "reward/mean": mean,
-        "reward/std": math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "reward/min": min(rewards),
-        "reward/max": max(rewards),
-        "reward/part/accuracy/mean": max(0.0, mean - 0.05),
-        "reward/part/format/mean": min(1.0, 0.4 + step / 40),
-        "reward/part/length/mean": -0.02 * (step % 3),
-        "completion/mean_length_tokens": 10.0 + 0.8 * step,
-        "completion/max_length_tokens": 20.0 + step,
-        "completion/truncated_share": 0.05,
-        "groups/zero_variance_share": zero_variance,
-        "loss": 0.02 * math.cos(step),
-        "policy/entropy": 1.2 * math.exp(-step / 30),
-        "policy/kl": math.nan if step == NAN_STEP else 0.001 * step,
-        "policy/clip_share": 0.01 + 0.001 * (step % 5),
-        "sampler/logprob_gap_k3": 1e-7,
-    }
-
-
-def _shared(step: int) -> dict[str, float]:
-    return {
-        "optimizer/gradient_norm": 0.5 + 0.1 * math.sin(step),
-        "optimizer/learning_rate": 1e-4,
-        "throughput/tokens_per_s": 2400.0 + 10 * step,
-        "time/step_s": 0.9,
-        "memory/rss_bytes": 6.0e8,
-    }

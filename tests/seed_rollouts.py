@@ -1,13 +1,16 @@
-"""Groups of completions for the seeded runs: three-digit additions that are answered better as training goes on."""
+"""Completions and metrics of the seeded runs: three-digit additions, answered better as training goes on."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 
-from grpo_engine.config import RLStage
+from grpo_engine.config import RLStage, RunConfig
 from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout
 
+NAN_STEP = 5
+"""Step of the RL stage whose KL is not a number."""
 VOCABULARY = "0123456789+=<>/thinkcary "
 
 
@@ -72,3 +75,41 @@ def _parts(text: str, said: str, thinks: bool, right: bool, cut: bool, stage: RL
 
 def _ids(text: str) -> list[int]:
     return [VOCABULARY.find(character) + 3 for character in text]
+
+
+def stage_config(run_config: RunConfig) -> RLStage:
+    stage = run_config.stages[1]
+    assert isinstance(stage, RLStage)
+    return stage
+
+
+def rl_values(step: int, rewards: list[float], zero_variance: float) -> dict[str, float]:
+    mean = sum(rewards) / len(rewards)
+    return {
+        "reward/mean": mean,
+        "reward/std": math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
+        "reward/min": min(rewards),
+        "reward/max": max(rewards),
+        "reward/part/accuracy/mean": max(0.0, mean - 0.05),
+        "reward/part/format/mean": min(1.0, 0.4 + step / 40),
+        "reward/part/length/mean": -0.02 * (step % 3),
+        "completion/mean_length_tokens": 10.0 + 0.8 * step,
+        "completion/max_length_tokens": 20.0 + step,
+        "completion/truncated_share": 0.05,
+        "groups/zero_variance_share": zero_variance,
+        "loss": 0.02 * math.cos(step),
+        "policy/entropy": 1.2 * math.exp(-step / 30),
+        "policy/kl": math.nan if step == NAN_STEP else 0.001 * step,
+        "policy/clip_share": 0.01 + 0.001 * (step % 5),
+        "sampler/logprob_gap_k3": 1e-7,
+    }
+
+
+def shared_values(step: int) -> dict[str, float]:
+    return {
+        "optimizer/gradient_norm": 0.5 + 0.1 * math.sin(step),
+        "optimizer/learning_rate": 1e-4,
+        "throughput/tokens_per_s": 2400.0 + 10 * step,
+        "time/step_s": 0.9,
+        "memory/rss_bytes": 6.0e8,
+    }
