@@ -1,0 +1,56 @@
+"""Small models of several families for tests of sampling and log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from grpo_engine.model.tokenizer import character_tokenizer
+
+TOKENIZER = character_tokenizer(max_context_tokens=64)
+WIDTHS: dict[str, Any] = {
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def tiny_model(family: str) -> PreTrainedModel:
+    """A seeded model in float32: llama; mistral (2 key-value heads, window 6); qwen2 (one windowed layer); gpt2."""
+    torch.manual_seed(7)
+    model: Any
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**WIDTHS, num_key_value_heads=4, tie_word_embeddings=True))
+    elif family == "mistral":
+        model = MistralForCausalLM(MistralConfig(**WIDTHS, num_key_value_heads=2, sliding_window=6))
+    elif family == "qwen2":
+        layers = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+        model = Qwen2ForCausalLM(Qwen2Config(**WIDTHS, num_key_value_heads=2, **layers))
+    else:
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+        ends = {"eos_token_id": 2, "bos_token_id": 1}
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(TOKENIZER), **shape, **dropout, **ends, initializer_range=0.3)
+        )
+    trained: PreTrainedModel = model.train()
+    return trained
