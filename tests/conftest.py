@@ -14,7 +14,8 @@ from app.db import Database
 from app.main import create_app
 from app.migrate import upgrade
 from app.settings import Settings
-from app.users.service import create_token, ensure_first_user
+from tests import seed
+from tests.callers import bearer
 from tests.postgres import PostgresServer
 
 
@@ -91,7 +92,39 @@ def anonymous(app: FastAPI) -> Iterator[TestClient]:
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[TestClient]:
     """The first local user, by bearer token."""
-    with app.state.database.write() as session:
-        _, token = create_token(session, ensure_first_user(session), "test")
-    with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as client:
+    with TestClient(app, headers=bearer(app)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def seeded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a finished run (1), a running one (2) and a failed one (3); to be copied, never changed."""
+    settings = Settings(home=tmp_path_factory.mktemp("seeded") / "home")
+    upgrade(settings)
+    database = Database(settings.resolved_database_url)
+    seed.finished_run(database, settings)
+    seed.running_run(database, settings)
+    seed.failed_run(database, settings)
+    database.dispose()
+    return settings.home
+
+
+@pytest.fixture
+def seeded_settings(tmp_path: Path, seeded_home: Path) -> Settings:
+    """A copy of the seeded home."""
+    shutil.copytree(seeded_home, tmp_path / "seeded")
+    return Settings(home=tmp_path / "seeded")
+
+
+@pytest.fixture
+def seeded_app(seeded_settings: Settings) -> Iterator[FastAPI]:
+    made = create_app(seeded_settings)
+    yield made
+    made.state.database.dispose()
+
+
+@pytest.fixture
+def seeded(seeded_app: FastAPI) -> Iterator[TestClient]:
+    """The first local user on the seeded home."""
+    with TestClient(seeded_app, headers=bearer(seeded_app)) as client:
         yield client

@@ -64,11 +64,11 @@ def list_checkpoints(
     if cursor:
         number, saved_at, last = decode_cursor("checkpoints", cursor)
         query = query.where(after(_KEYS, [number, saved_at, uuid.UUID(last)]))
-    rows = list(session.execute(query).tuples())
+    rows = list(session.execute(query))
     shown = rows[: checked_limit(limit)]
     parents = {row.parent_id for row, _, _ in shown if row.parent_id}
     found = select(Checkpoint.id, Checkpoint.step).where(Checkpoint.id.in_(parents))
-    steps = dict(session.execute(found).tuples().all())
+    steps = dict(session.execute(found).all())
     items = [
         CheckpointView(row, number, attempt, steps.get(row.parent_id) if row.parent_id else None)
         for row, number, attempt in shown

@@ -94,7 +94,7 @@ def list_configs(session: Session) -> list[ConfigSummary]:
     same = (NamedConfig.name == latest.c.name) & (NamedConfig.version == latest.c.version)
     rows = session.execute(select(NamedConfig, latest.c.count).join(latest, same).order_by(NamedConfig.name))
     return [
-        ConfigSummary(row.name, row.version, count, row.hash, row.note, row.created_at) for row, count in rows.tuples()
+        ConfigSummary(row.name, row.version, count, row.hash, row.note, row.created_at) for row, count in rows
     ]
 
 

@@ -42,6 +42,6 @@ def list_findings(
         query = query.where(FindingRow.state == "open")
     if cursor:
         query = query.where(after(_KEYS, decode_cursor("findings", cursor)))
-    rows = [FindingView(*row) for row in session.execute(query).tuples()]
+    rows = [FindingView(*row) for row in session.execute(query)]
     items = rows[: checked_limit(limit)]
     return Page(items, encode_cursor("findings", [items[-1].finding.id]) if len(rows) > len(items) else None)

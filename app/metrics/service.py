@@ -80,11 +80,11 @@ def _canonical(session: Session, run: Run, name: str, attempt: int | None) -> li
         query = query.where(Attempt.number == attempt)
     stages = steps_of_stages(run.config)
     newest: dict[tuple[int, int], PointData] = {}
-    for series_id, stage, number in session.execute(query).tuples():
+    for series_id, stage, number in session.execute(query):
         index = _index(stage)
         offset = steps_before(stages, index)
         rows = select(Point.step, Point.value, Point.kind).where(Point.series_id == series_id)
-        for step, value, kind in session.execute(rows).tuples():
+        for step, value, kind in session.execute(rows):
             newest[index, step] = PointData(offset + step, stage, step, value, kind, number)
     return [newest[key] for key in sorted(newest)]
 
@@ -135,7 +135,7 @@ def latest_values(session: Session, run: Run) -> dict[str, PointData]:
     )
     stages = steps_of_stages(run.config)
     found: dict[str, PointData] = {}
-    rows = session.execute(query).tuples()
+    rows = session.execute(query)
     for name, stage, number, step, value, kind in sorted(rows, key=lambda r: (_index(r[1]), r[3], r[2])):
         found[name] = PointData(steps_before(stages, _index(stage)) + step, stage, step, value, kind, number)
     return found

@@ -121,7 +121,7 @@ def _batches(session: Session, run: Run, filters: SearchFilters, start: tuple[in
         query = query.where(RolloutBatch.stage == filters.stage)
     if filters.attempt is not None:
         query = query.where(Attempt.number == filters.attempt)
-    return [batch_view(row, number) for row, number in session.execute(query.limit(MAX_BATCHES_A_PAGE + 1)).tuples()]
+    return [batch_view(row, number) for row, number in session.execute(query.limit(MAX_BATCHES_A_PAGE + 1))]
 
 
 def _hits(store: ArtifactStore, batch: BatchView, filters: SearchFilters) -> list[Hit] | None:

@@ -15,7 +15,7 @@ from app.artifacts import ArtifactStore
 from app.errors import NotFound
 from app.models import Run
 from app.rollouts import files
-from app.rollouts.batches import BatchView, batches_of_step, get_batch, list_batches
+from app.rollouts.batches import BatchView, batch_view, batches_of_step, get_batch, list_batches
 from grpo_engine.events import split_nonfinite
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "PartDetail",
     "TokenDetail",
     "batch_groups",
+    "batch_view",
     "batches_of_step",
     "get_batch",
     "group",

@@ -142,7 +142,7 @@ def list_attempts(session: Session, run: Run) -> list[AttemptView]:
     """Newest first."""
     query = select(Attempt, Worker.name).outerjoin(Worker, Worker.id == Attempt.worker_id)
     rows = session.execute(query.where(Attempt.run_id == run.id).order_by(Attempt.number.desc()))
-    return [AttemptView(attempt, name) for attempt, name in rows.tuples()]
+    return [AttemptView(attempt, name) for attempt, name in rows]
 
 
 def get_attempt(session: Session, run: Run, number: int | None = None) -> Attempt:
@@ -163,7 +163,7 @@ def list_evaluations(session: Session, run: Run) -> list[tuple[EvaluationResult,
     """Every evaluation with its attempt's number, in the order of training."""
     query = select(EvaluationResult, Attempt.number).join(Attempt, Attempt.id == EvaluationResult.attempt_id)
     ordered = query.where(Attempt.run_id == run.id).order_by(Attempt.number, EvaluationResult.seq)
-    return list(session.execute(ordered).tuples())
+    return list(session.execute(ordered))
 
 
 def newest_event(session: Session, run: Run, kind: str) -> JournalEvent | None:

@@ -38,7 +38,7 @@ def list_workers(session: Session, *, online: bool = False) -> list[WorkerView]:
         .where(Attempt.state.in_(ACTIVE_ATTEMPT_STATES))
         .order_by(Run.number)
     )
-    for number, name, attempt in rows.tuples():
+    for number, name, attempt in rows:
         held[attempt.worker_id].append(HeldAttempt(number, name, attempt))
     workers.sort(key=lambda worker: worker.state != "online")
     return [WorkerView(worker, held[worker.id]) for worker in workers]
