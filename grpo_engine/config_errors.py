@@ -20,7 +20,7 @@ MAX_VALUES = 100_000
 
 
 def load_config(given: str | Mapping[str, Any], source: str = "config") -> RunConfig:
-    """The checked config of YAML text (JSON is YAML) or of a mapping. `source` names the text in messages on its syntax.
+    """The checked config of YAML text (JSON is YAML) or of a mapping. `source` names the text in messages.
 
     Raises InvalidConfig with every problem found.
     """
