@@ -95,11 +95,17 @@ def downsample(points: Sequence[PointData], max_points: int) -> list[PointData]:
     Buckets are aligned and as wide as a power of two, so that points stay where they are while a chart grows."""
     if len(points) <= max_points:
         return list(points)
-    num_buckets = max(1, max_points // POINTS_PER_BUCKET - 1)
+    buckets = _buckets(points, bucket_width(points, max_points))
+    return [point for bucket in buckets for point in _extremes(bucket)]
+
+
+def bucket_width(points: Sequence[PointData], max_points: int) -> int:
+    """The narrowest power of two with which every bucket can show all it must within `max_points`."""
+    num_buckets = max(1, max_points // POINTS_PER_BUCKET)
     width = 1
     while points[-1].run_step // width - points[0].run_step // width + 1 > num_buckets:
         width *= 2
-    return [point for bucket in _buckets(points, width) for point in _extremes(bucket)]
+    return width
 
 
 def _buckets(points: Sequence[PointData], width: int) -> Iterator[list[PointData]]:
