@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -68,25 +69,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[Launched]:
-    launched = Launched(tmp_path / "home", "up")
-    launched.wait_for("Ctrl-C stops everything")
-    yield launched
-    if launched.process.poll() is None:
-        launched.process.kill()
-        launched.process.wait()
+@contextmanager
+def running(home: Path) -> Iterator[Launched]:
+    launched = Launched(home, "up")
+    try:
+        launched.wait_for("Ctrl-C stops everything")
+        yield launched
+    finally:
+        if launched.process.poll() is None:
+            launched.process.kill()
+            launched.process.wait()
     launched.assert_nothing_left()
 
 
-def test_ctrl_c_stops_all_in_order_and_the_next_start_finds_the_home(house: Launched) -> None:
-    assert len(house.family) >= 4
-    house.process.send_signal(signal.SIGINT)
-    assert house.process.wait(STOP_S) == 0
-    order = [house.text().index(f"Stopping {name}") for name in ("worker", "scheduler", "web")]
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """One for the tests that leave it standing."""
+    with running(tmp_path_factory.mktemp("house") / "home") as launched:
+        yield launched
+
+
+@pytest.fixture
+def own_house(tmp_path: Path) -> Iterator[Launched]:
+    with running(tmp_path / "home") as launched:
+        yield launched
+
+
+def test_ctrl_c_stops_all_in_order_and_the_next_start_finds_the_home(own_house: Launched) -> None:
+    assert len(own_house.family) >= 4
+    own_house.process.send_signal(signal.SIGINT)
+    assert own_house.process.wait(STOP_S) == 0
+    order = [own_house.text().index(f"Stopping {name}") for name in ("worker", "scheduler", "web")]
     assert order == sorted(order)
-    house.assert_nothing_left()
-    again = Launched(house.home, "up")
+    own_house.assert_nothing_left()
+    again = Launched(own_house.home, "up")
     again.wait_for("Ctrl-C stops everything")
     again.process.terminate()
     assert again.process.wait(STOP_S) == 0
@@ -99,18 +115,18 @@ def test_the_printed_link_opens_the_web_application(house: Launched) -> None:
         assert browser.get(link).status_code == 200
 
 
-def test_a_child_that_dies_is_named_with_its_log(house: Launched) -> None:
-    house.child("workers.scheduler").kill()
-    assert house.process.wait(STOP_S) == 1
-    assert "The scheduler ended by itself by signal SIGKILL." in house.text()
-    assert f"{house.home}/logs/scheduler.log" in house.text()
-    assert "Traceback" not in house.text()
+def test_a_child_that_dies_is_named_with_its_log(own_house: Launched) -> None:
+    own_house.child("workers.scheduler").kill()
+    assert own_house.process.wait(STOP_S) == 1
+    assert "The scheduler ended by itself by signal SIGKILL." in own_house.text()
+    assert f"{own_house.home}/logs/scheduler.log" in own_house.text()
+    assert "Traceback" not in own_house.text()
 
 
-def test_a_killed_launcher_leaves_no_process(house: Launched) -> None:
-    house.process.kill()
-    house.process.wait()
-    house.assert_nothing_left()
+def test_a_killed_launcher_leaves_no_process(own_house: Launched) -> None:
+    own_house.process.kill()
+    own_house.process.wait()
+    own_house.assert_nothing_left()
 
 
 def test_a_killed_broker_is_started_again(house: Launched) -> None:
