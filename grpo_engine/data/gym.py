@@ -3,7 +3,7 @@
 Items are numbered 0 … size - 1 and do not depend on the run's seed (which only orders them). The last tenth is held
 out. Small tasks repeat questions, so a training position whose question also occurs in the held-out part takes the
 next item that does not. For this the first read generates the whole held-out tenth: milliseconds for most tasks, but
-minutes for the few that need a tenth of a second an item (futoshiki, knight_swap, puzzle24); give them a smaller `size`.
+minutes for the few that need a tenth of a second an item (futoshiki, knight_swap); give them a smaller `size`.
 """
 
 from __future__ import annotations
