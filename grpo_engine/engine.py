@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from grpo_engine.config import FolderModel, RLStage, RunConfig, SFTStage
 from grpo_engine.control import Control
@@ -154,6 +155,7 @@ def _prepare_torch(config: RunConfig) -> None:
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed)
+    transformers_logging.disable_progress_bar()  # the log is a file
 
 
 def _device(config: RunConfig) -> torch.device:
@@ -220,9 +222,7 @@ def _rl_parts(
     if progress.step:
         stopper.restore(progress.early_stopping)
         detectors.restore(progress.detectors)
-    return RLParts(
-        pipeline, sampler, learner, _evaluation(config, stage, source, rewards), stopper, detectors
-    )
+    return RLParts(pipeline, sampler, learner, _evaluation(config, stage, source, rewards), stopper, detectors)
 
 
 def _evaluation(

@@ -39,9 +39,14 @@ def whole(tmp_path_factory):
     return folder
 
 
+def has_checkpoint(folder, step):
+    return any(event.stage == "1-rl" and event.step == step for event in named(folder, "checkpoint"))
+
+
 def interrupt(folder, number, step):
     process = start_engine(tiny_config(*STAGES), folder)
-    wait_until(lambda: steps_seen(folder, "1-rl") >= step, 120, f"step {step}")
+    ready = has_checkpoint if number == signal.SIGKILL else lambda folder, step: steps_seen(folder, "1-rl") >= step
+    wait_until(lambda: ready(folder, step), 120, f"step {step}")
     target = process.pid
     if number == signal.SIGKILL:  # the rank itself, not the command that watches it
         [target] = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())

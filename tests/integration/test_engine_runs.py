@@ -64,7 +64,9 @@ def test_with_a_constant_reward_nothing_improves(tmp_path):
     assert run_engine(config, tmp_path / "run", "--reward", f"constant={source}") == 0
     lengths = [event.metrics["mean_length_tokens"] for event in named(tmp_path / "run", "evaluation")]
     assert len(set(lengths)) == 1
-    assert all(event.dropped == {"zero_variance": 4} and not event.applied for event in named(tmp_path / "run", "trained"))
+    assert all(
+        event.dropped == {"zero_variance": 4} and not event.applied for event in named(tmp_path / "run", "trained")
+    )
 
 
 def test_a_run_that_cannot_start_says_why_in_its_journal(tmp_path):

@@ -1,0 +1,1 @@
+"""Measurements and recordings that take longer than a test may. Each module says how it is run."""
