@@ -128,3 +128,20 @@ def seeded(seeded_app: FastAPI) -> Iterator[TestClient]:
     """The first local user on the seeded home."""
     with TestClient(seeded_app, headers=bearer(seeded_app)) as client:
         yield client
+
+
+@pytest.fixture
+def any_client(any_settings: Settings) -> Iterator[TestClient]:
+    """The first local user of an empty application, on SQLite and on PostgreSQL in turn."""
+    app = create_app(any_settings)
+    with TestClient(app, headers=bearer(app)) as client:
+        yield client
+
+
+@pytest.fixture
+def any_seeded(any_settings: Settings, any_database: Database) -> Iterator[TestClient]:
+    """The first local user with one finished run, on SQLite and on PostgreSQL in turn."""
+    seed.finished_run(any_database, any_settings)
+    app = create_app(any_settings)
+    with TestClient(app, headers=bearer(app)) as client:
+        yield client
