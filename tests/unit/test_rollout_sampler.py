@@ -101,7 +101,7 @@ def test_greedy_tokens_are_those_of_generate(family: str) -> None:
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.7, "temperature": 1.5}])
 def test_first_tokens_follow_the_exact_distribution(filters: dict[str, float]) -> None:
     """Chi-square over the cells with at least 5 expected; the bound is mean + 5 standard deviations."""
-    count = 4000
+    count = 2000
     asked = [SampleRequest([13, 16], (1, copy), "0") for copy in range(count)]
     completions = sampler(max_rows=count).sample(asked, settings(**filters, max_new_tokens=1))
     logits = full_logits(MODELS["llama"], [13, 16], completions[0])[0] / filters.get("temperature", 1.0)
@@ -124,12 +124,13 @@ def test_tokens_do_not_depend_on_batch_or_order(family: str, fixed_shapes: bool)
     asked = requests(PROMPTS, 3)
     engine = sampler(family, fixed_shapes=fixed_shapes)
     together = engine.sample(asked, settings())
-    alone = [engine.sample([request], settings())[0] for request in asked]
+    alone = [engine.sample([request], settings())[0] for request in asked[::4]]
     reversed_order = engine.sample(asked[::-1], settings())[::-1]
     small = sampler(family, max_rows=4).sample(asked, settings())
     tokens = [completion.token_ids for completion in together]
     assert len(set(map(tuple, tokens))) > 10
-    for other in (alone, reversed_order, small):
+    assert [completion.token_ids for completion in alone] == tokens[::4]
+    for other in (reversed_order, small):
         assert [completion.token_ids for completion in other] == tokens
 
 
