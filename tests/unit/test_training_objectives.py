@@ -182,6 +182,26 @@ def test_statistics_by_hand_at_the_first_update() -> None:
     }
 
 
+def test_clip_shares_and_gaps_are_token_weighted_over_trained_tokens_only() -> None:
+    # ratios 1.5 (three tokens, good), 0.5 (one token, bad), 1 (two trained tokens), 9 (masked)
+    cases = [([2, 3, 4], 1.0, 1.5, None), ([5], -1.0, 0.5, None), ([6, 7, 8], 1.0, 1.0, [True, True, False])]
+    rows = [TrainRow([9, 10], ids, adv, ref_logprobs=[0.0] * len(ids), loss_mask=mask) for ids, adv, _, mask in cases]
+    model = tiny_llama()
+    trainer = learner(model, max_micro_batch_rows=1)
+    moved = []
+    for row, own, (_, _, ratio, mask) in zip(rows, trainer.logprobs(rows), cases, strict=True):
+        old = [value - math.log(ratio) for value in own]
+        old[-1] -= math.log(9) if mask else 0.0
+        moved.append(replace(row, rollout_logprobs=old))
+    stats = trainer.accumulate(moved, global_denominator(moved))
+    assert stats["policy/clip_high_share"] == pytest.approx(3 / 6)
+    assert stats["policy/clip_low_share"] == pytest.approx(1 / 6)
+    assert stats["policy/clip_share"] == pytest.approx(4 / 6)
+    assert stats["policy/ratio_mean"] == pytest.approx((3 * 1.5 + 0.5 + 2) / 6)
+    gap = 3 * (0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))
+    assert stats["sampler/logprob_gap_k3"] == pytest.approx(gap / 6)
+
+
 def test_kl_is_measured_without_a_weight_and_absent_when_not_tracked() -> None:
     rows = near_policy_rows()
     tracked = learner(tiny_llama(), replace(POLICY, kl_weight=0.0)).accumulate(rows, 1.0)
