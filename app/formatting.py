@@ -16,7 +16,7 @@ MINUS = "−"
 
 
 def number(value: float | int | None) -> str:
-    """Example: number(0.8712) == "0.871", number(28.06) == "28.1", number(8940.2) == "8,940", number(-4e-7) == "−4e-7"."""
+    """Example: number(0.8712) == "0.871", number(28.06) == "28.1", number(8940.2) == "8,940", number(4e-7) == "4e−7"."""
     if value is None:
         return MISSING
     if isinstance(value, int) or value == 0:
@@ -26,7 +26,7 @@ def number(value: float | int | None) -> str:
     size = abs(value)
     if size < 9.995e-4:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
-        return _minus(f"{mantissa.removesuffix('.0')}e{int(exponent)}")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", MINUS)
     decimals = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
     return _minus(f"{value:,.{decimals}f}")
 
@@ -99,7 +99,9 @@ def age(at: datetime | None) -> Markup | str:
         return MISSING
     exact = at.astimezone(UTC)
     return Markup('<time datetime="{}" title="{} UTC" data-age>{}</time>').format(
-        exact.isoformat(timespec="milliseconds"), exact.strftime("%Y-%m-%d %H:%M:%S"), age_text(exact, datetime.now(UTC))
+        exact.isoformat(timespec="milliseconds"),
+        exact.strftime("%Y-%m-%d %H:%M:%S"),
+        age_text(exact, datetime.now(UTC)),
     )
 
 

@@ -204,13 +204,23 @@ class _Builder:
         variant = variants[chosen]
         children = self.children(variant, value, path, skip=key)
         error = self.errors.get(path, "") or self.errors.get(_join(path, key), "")
-        return Choice(path, _label(name), variant.get("description", ""), children, error, key=key, value=chosen, choices=list(variants))
+        return Choice(
+            path,
+            _label(name),
+            variant.get("description", ""),
+            children,
+            error,
+            key=key,
+            value=chosen,
+            choices=list(variants),
+        )
 
     def items(self, schema: Schema, value: Any, path: str, name: str) -> Items:
         rows = value if isinstance(value, list) else []
         singular = name.removesuffix("s")
         items = [
-            self.node(schema["items"], row, _join(path, str(index)), f"{singular} {index + 1}", True) for index, row in enumerate(rows)
+            self.node(schema["items"], row, _join(path, str(index)), f"{singular} {index + 1}", True)
+            for index, row in enumerate(rows)
         ]
         choices = list(self.form.variants(schema["items"])[1])
         return Items(path, _label(name), schema.get("description", ""), items, choices, self.errors.get(path, ""))

@@ -1,17 +1,13 @@
-"""What the group page shows of one rollout row: marked text, the reward's sum and the advantage as arithmetic.
-
-Rows are dicts with the columns of `grpo_engine.rollout_files.SCHEMA`.
-"""
+"""What the group page shows of a group: marked text, the reward's sum and the advantage as arithmetic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import Any
 
 from app.formatting import fixed, number, signed
+from app.rollouts.service import CompletionDetail, GroupDetail, PartDetail, TokenDetail
 
 END_OF_THOUGHT = "</think>"
 NO_ANSWER_PARTS = ("format", "length")
@@ -79,17 +75,10 @@ class CompletionView:
 
 @dataclass(frozen=True)
 class GroupView:
-    prompt_id: str
-    prompt_text: str
-    gold: str | None
-    columns: dict[str, Any]
     formula: str
     part_keys: list[tuple[str, str]]
     """Part's name and its colour class."""
-    mean: float | None
-    std: float | None
     advantage_formula: str
-    dropped: str | None
     completions: list[CompletionView]
     best: int
     """Index of the completion with the highest reward."""
@@ -108,106 +97,94 @@ def number_plain(value: float) -> str:
     return (text if "." in text or "e" in text else f"{text}.0").replace("-", "−")
 
 
-def segments(text: str, parts: Sequence[Mapping[str, Any]]) -> list[Segment]:
-    """Text cut at the end of the reasoning and around the judged answer."""
+def segments(text: str, parts: Sequence[PartDetail]) -> list[Segment]:
+    """Text cut at the end of the reasoning and around the judged answer; the pieces always add up to the text."""
     thought_end = text.rfind(END_OF_THOUGHT)
     thought_end = thought_end + len(END_OF_THOUGHT) if thought_end >= 0 else 0
-    judged = next((p for p in parts if p["span_start"] is not None and p["name"] not in NO_ANSWER_PARTS), None)
-    if judged is None:
+    judged = next((part for part in parts if part.span is not None and part.name not in NO_ANSWER_PARTS), None)
+    if judged is None or judged.span is None:
         cuts = [Segment(text[:thought_end], "think"), Segment(text[thought_end:])]
         return [cut for cut in cuts if cut.text]
-    start, end = max(0, judged["span_start"]), min(len(text), judged["span_end"])
-    value = judged["value"]
-    kind = "span" if value is None else "right" if value > 0 else "wrong"
+    start, end = max(0, judged.span[0]), min(len(text), judged.span[1])
+    kind = "span" if judged.value is None else "right" if judged.value > 0 else "wrong"
     cuts = [
         Segment(text[: min(thought_end, start)], "think"),
         Segment(text[min(thought_end, start) : start]),
-        Segment(text[start:end], kind, judged["explanation"] or judged["name"]),
+        Segment(text[start:end], kind, judged.explanation or judged.name),
         Segment(text[end : max(thought_end, end)], "think"),
         Segment(text[max(thought_end, end) :]),
     ]
     return [cut for cut in cuts if cut.text]
 
 
-def group_view(rows: Sequence[Mapping[str, Any]], normalize_std: bool) -> GroupView:
-    """One prompt's completions, ordered by index, as the group page shows them."""
-    rows = sorted(rows, key=lambda row: int(row["completion_index"]))
-    first = rows[0]
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    mean = fmean(rewards) if rewards else None
-    std = stdev(rewards) if len(rewards) > 1 else None
-    colours = {part["name"]: f"p{index % 6}" for index, part in enumerate(first["parts"])}
-    bar_scale = max([1e-9, *(_bar_length(row) for row in rows)])
-    widest = max([2.5, *(abs(row["advantage"] or 0.0) for row in rows)])
-    completions = [_completion(row, colours, bar_scale, widest, mean, std, normalize_std) for row in rows]
-    best = max(range(len(rows)), key=lambda i: -math.inf if rows[i]["reward"] is None else rows[i]["reward"])
+def group_view(group: GroupDetail) -> GroupView:
+    """One prompt's completions as the group page shows them."""
+    rows = group.completions
+    colours = {part.name: f"p{index % 6}" for index, part in enumerate(rows[0].parts)}
+    scale = max([1e-9, *(_bar_length(row) for row in rows)])
+    widest = max([2.5, *(abs(row.advantage or 0.0) for row in rows)])
+    rewards = [-math.inf if row.reward is None else row.reward for row in rows]
     return GroupView(
-        prompt_id=first["prompt_id"],
-        prompt_text=first["prompt_text"],
-        gold=first["gold"],
-        columns=first.get("columns") or {},
-        formula=_formula(first["parts"]),
+        formula=_formula(rows[0].parts),
         part_keys=list(colours.items()),
-        mean=mean,
-        std=std,
-        advantage_formula=_advantage_formula(mean, std, normalize_std),
-        dropped=first["dropped"],
-        completions=completions,
-        best=best,
+        advantage_formula=_advantage_formula(group),
+        completions=[_completion(group, row, colours, scale, widest) for row in rows],
+        best=rows[rewards.index(max(rewards))].index,
     )
 
 
-def _bar_length(row: Mapping[str, Any]) -> float:
+def _bar_length(row: CompletionDetail) -> float:
     """Length of a row's bar: all weights at their full size, or more where a part exceeds 1."""
-    return float(sum(abs(p["weight"]) * max(1.0, abs(p["value"] or 0.0)) for p in row["parts"]))
+    return sum(abs(part.weight) * max(1.0, abs(part.value or 0.0)) for part in row.parts)
 
 
-def _formula(parts: Sequence[Mapping[str, Any]]) -> str:
+def _formula(parts: Sequence[PartDetail]) -> str:
     """Example: "reward = 1.0·accuracy + 0.1·format − 0.02·length"."""
     text = ""
     for part in parts:
-        sign = "−" if part["weight"] < 0 else "+"
-        term = f"{number_plain(abs(part['weight']))}·{part['name']}"
-        text += f" {sign} {term}" if text else (f"−{term}" if sign == "−" else term)
+        term = f"{number_plain(abs(part.weight))}·{part.name}"
+        text += (f" {_sign(part.weight)} " if text else "−" if part.weight < 0 else "") + term
     return f"reward = {text}"
 
 
-def _advantage_formula(mean: float | None, std: float | None, normalize_std: bool) -> str:
-    if mean is None:
+def _sign(value: float) -> str:
+    return "−" if value < 0 else "+"
+
+
+def _has_no_variance(group: GroupDetail) -> bool:
+    return group.mean is None or group.std is None or group.std < 1e-6 * max(1.0, abs(group.mean))
+
+
+def _advantage_formula(group: GroupDetail) -> str:
+    if group.mean is None:
         return "no reward: every part abstained"
-    if not std:
+    if _has_no_variance(group):
         return "all rewards are equal, so every advantage is 0"
-    difference = f"reward − {fixed(mean)}" if mean >= 0 else f"reward + {fixed(-mean)}"
-    return f"advantage = ({difference}) / {fixed(std)}" if normalize_std else f"advantage = {difference}"
+    difference = f"reward {_sign(-group.mean)} {fixed(abs(group.mean))}"
+    return f"advantage = ({difference}) / {fixed(group.std)}" if group.normalize_std else f"advantage = {difference}"
 
 
 def _completion(
-    row: Mapping[str, Any],
-    colours: Mapping[str, str],
-    bar_scale: float,
-    widest: float,
-    mean: float | None,
-    std: float | None,
-    normalize_std: bool,
+    group: GroupDetail, row: CompletionDetail, colours: Mapping[str, str], scale: float, widest: float
 ) -> CompletionView:
     parts = [
-        PartView(p["name"], colours.get(p["name"], "p5"), p["value"], p["weight"], p["explanation"] or "", p["version"] or "")
-        for p in row["parts"]
+        PartView(p.name, colours.get(p.name, "p5"), p.value, p.weight, p.explanation, p.version) for p in row.parts
     ]
-    advantage = float(row["advantage"] or 0.0)
+    advantage = row.advantage or 0.0
     length = min(50.0, 50 * abs(advantage) / widest)
+    bar = Bar(50 if advantage >= 0 else 50 - length, length, "pos" if advantage >= 0 else "neg", signed(advantage))
     return CompletionView(
-        index=int(row["completion_index"]),
-        num_tokens=int(row["num_tokens"]),
-        finish_reason=row["finish_reason"],
-        reward=row["reward"],
+        index=row.index,
+        num_tokens=row.num_tokens,
+        finish_reason=row.finish_reason,
+        reward=row.reward,
         advantage=advantage,
-        segments=segments(row["completion_text"], row["parts"]),
+        segments=segments(row.text, row.parts),
         parts=parts,
-        bars=_bars(parts, bar_scale),
+        bars=_bars(parts, scale),
         sum_text=_sum_text(parts),
-        advantage_bar=Bar(50 if advantage >= 0 else 50 - length, length, "pos" if advantage >= 0 else "neg", signed(advantage)),
-        advantage_text=_advantage_text(row["reward"], mean, std, normalize_std, advantage),
+        advantage_bar=bar,
+        advantage_text=_advantage_text(group, row),
     )
 
 
@@ -224,36 +201,41 @@ def _bars(parts: Sequence[PartView], scale: float) -> list[Bar]:
 def _sum_text(parts: Sequence[PartView]) -> str:
     """Contributions with their signs. Example: "1.000 + 0.100 − 0.028"."""
     text = ""
-    for part in parts:
-        value = part.contribution
-        if value is None:
-            continue
-        size = fixed(abs(value))
-        text += f" {'−' if value < 0 else '+'} {size}" if text else (f"−{size}" if value < 0 else size)
+    for value in (part.contribution for part in parts if part.contribution is not None):
+        text += (f" {_sign(value)} " if text else "−" if value < 0 else "") + fixed(abs(value))
     return text or "every part abstained"
 
 
-def _advantage_text(reward: float | None, mean: float | None, std: float | None, normalize_std: bool, advantage: float) -> str:
+def _advantage_text(group: GroupDetail, row: CompletionDetail) -> str:
     """Example: "(1.072 − 0.710) / 0.500 = +0.72"."""
-    if reward is None or mean is None:
+    if row.reward is None or group.mean is None:
         return "no reward, so no advantage"
-    if not std:
+    if _has_no_variance(group):
         return "equal rewards, so 0"
-    difference = f"{fixed(reward)} {'−' if mean >= 0 else '+'} {fixed(abs(mean))}"
-    left = f"({difference}) / {fixed(std)}" if normalize_std else difference
-    return f"{left} = {signed(advantage)}"
+    difference = f"{fixed(row.reward)} {_sign(-group.mean)} {fixed(abs(group.mean))}"
+    left = f"({difference}) / {fixed(group.std)}" if group.normalize_std else difference
+    return f"{left} = {signed(row.advantage)}"
 
 
-def token_views(row: Mapping[str, Any]) -> list[TokenView]:
+def token_views(tokens: Sequence[TokenDetail]) -> list[TokenView]:
     """Tokens of one completion, darker the less likely they were when sampled."""
-    refs: Sequence[float | None] = row["ref_logprobs"] or [None] * len(row["token_ids"])
-    texts = row["token_texts"] or [str(token) for token in row["token_ids"]]
-    views = []
-    for text, logprob, full, ref, token in zip(texts, row["logprobs"], row["full_logprobs"], refs, row["token_ids"], strict=False):
-        title = f"token {token}: log-probability {fixed(logprob)} nat, probability {number(math.exp(logprob))}"
-        if full is not None and abs(full - logprob) > 1e-6:
-            title += f"; untruncated {fixed(full)}"
-        if ref is not None:
-            title += f"; reference {fixed(ref)}"
-        views.append(TokenView(text, f"lp{sum(logprob < bound for bound in LOGPROB_CLASSES)}", title))
-    return views
+    return [
+        TokenView(token.text or f"[{token.id}]", _token_class(token.logprob), _token_title(token)) for token in tokens
+    ]
+
+
+def _token_class(logprob: float | None) -> str:
+    return "lp0" if logprob is None else f"lp{sum(logprob < bound for bound in LOGPROB_CLASSES)}"
+
+
+def _token_title(token: TokenDetail) -> str:
+    if token.logprob is None:
+        return f"token {token.id}: log-probability {token.nonfinite.get('logprob', 'unknown')}"
+    title = (
+        f"token {token.id}: log-probability {fixed(token.logprob)} nat, probability {number(math.exp(token.logprob))}"
+    )
+    if token.full_logprob is not None and abs(token.full_logprob - token.logprob) > 1e-6:
+        title += f"; untruncated {fixed(token.full_logprob)}"
+    if token.ref_logprob is not None:
+        title += f"; reference {fixed(token.ref_logprob)}"
+    return title

@@ -69,6 +69,9 @@
   }
   followLogs();
 
+  // The page begins again when what it shows has become another thing: the next stage, the first step, a new attempt.
+  document.addEventListener("restart", () => window.location.reload());
+
   // Say when the live stream is away, instead of showing stale figures as if they were fresh.
   const away = document.getElementById("stream-away");
   if (away) {

@@ -14,20 +14,32 @@
   };
 
   // ------------------------------------------------------------------ numbers and colours
-  function text(value) {
+  // Three digits as in app/formatting.py; ticks drop trailing zeros.
+  function text(value, loose = false) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
     let out;
     if (size === 0) out = "0";
-    else if (size < 1e-3) out = value.toExponential(1).replace(".0e", "e").replace("e+", "e");
-    else if (size >= 1e5) out = value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 });
-    else out = value.toLocaleString("en", { maximumFractionDigits: size < 1 ? 3 : size < 10 ? 2 : size < 100 ? 1 : 0 });
-    return out.replace("-", "−");
+    else if (size < 9.995e-4) out = value.toExponential(1).replace(".0e", "e");
+    else if (size >= 1e5 && loose) out = value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 });
+    else {
+      const digits = size < 0.9995 ? 3 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+      const whole = size >= 1000 || (Number.isInteger(value) && loose);
+      out = value.toLocaleString("en", { minimumFractionDigits: loose || whole ? 0 : digits, maximumFractionDigits: digits });
+    }
+    return out.replaceAll("-", "−");
+  }
+
+  function bytes(value) {
+    const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.abs(value) || 1) / 3)));
+    return `${text(value / 1000 ** power)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
   }
 
   function scaled(chart, value) {
     if (value === null || value === undefined) return "–";
-    return chart.format === "percent" ? `${text(100 * value)} %` : text(value) + (chart.unit ? ` ${chart.unit}` : "");
+    if (chart.format === "percent") return `${(100 * value).toFixed(Math.abs(value) >= 0.0995 ? 0 : 1).replace("-", "−")} %`;
+    if (chart.format === "bytes") return bytes(value);
+    return text(value) + (chart.unit ? ` ${chart.unit}` : "");
   }
 
   const probe = document.createElement("span");
@@ -80,7 +92,7 @@
         if (view.log && point[0] !== null && point[0] <= 0) { chart.notPositive += 1; return null; }
         return point[0];
       });
-      columns.push(raw, smooth(raw, view.smoothing));
+      columns.push(raw, smooth(raw, chart.smoothed ? view.smoothing : 0));
     }
     return { names, data: [xs, ...columns] };
   }
@@ -101,7 +113,9 @@
         context.moveTo(x, u.bbox.top);
         context.lineTo(x, u.bbox.top + u.bbox.height);
         context.stroke();
-        context.fillText(mark.label, x + 4 * ratio, u.bbox.top + 10 * ratio);
+        context.textAlign = "left";
+        context.textBaseline = "alphabetic";
+        context.fillText(mark.label, x + 4 * ratio, u.bbox.top + u.bbox.height - 5 * ratio);
       }
       context.setLineDash([]);
       context.fillStyle = colour("--bad");
@@ -130,7 +144,7 @@
       scales: { x: { time: false }, y: { distr: view.log ? 3 : 1 } },
       axes: [
         { ...axis, size: 22, gap: 3, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 2500, 5000, 10000, 50000], grid: { show: false } },
-        { ...axis, size: 46, gap: 5, space: 28, values: (_, ticks) => ticks.map((v) => (v === null ? "" : chart.format === "percent" ? text(100 * v) + " %" : text(v))) },
+        { ...axis, size: 46, gap: 5, space: 28, values: (_, ticks) => ticks.map((v) => (v === null ? "" : chart.format === "bytes" ? bytes(v) : chart.format ? `${text(100 * v, true)} %` : text(v, true))) },
       ],
       series: [{}, ...lines],
       hooks: { draw: [drawMarks(chart)], setCursor: [() => showValue(chart)] },
@@ -188,7 +202,7 @@
       const point = points.get(step);
       return point ? (point[1] ? point[1] : scaled(chart, point[0])) : "–";
     });
-    const prefix = at === null || !chart.uplot ? "" : `step ${text(chart.uplot.data[0][at])} · `;
+    const prefix = at === null || !chart.uplot ? "" : `step ${text(chart.uplot.data[0][at], true)} · `;
     chart.latest.textContent = values.length ? prefix + values[0] : "";
     chart.legend?.querySelectorAll("[data-name]").forEach((entry) => {
       const place = chart.shown.indexOf(entry.dataset.name);
@@ -235,6 +249,8 @@
     about.hidden = message.hidden;
     about.marks = message.marks;
     about.attempt = message.attempt;
+    const words = document.querySelector("[data-marks]");
+    if (words) words.textContent = about.marks.map((mark) => mark.note).filter(Boolean).join(" · ");
     charts.forEach(build);
     root.dataset.ready = "yes";
   }
@@ -278,7 +294,7 @@
 
   for (const figure of root.querySelectorAll("figure[data-names]")) {
     const chart = {
-      figure, names: JSON.parse(figure.dataset.names), unit: figure.dataset.unit || "", format: figure.dataset.format || "",
+      figure, names: JSON.parse(figure.dataset.names), unit: figure.dataset.unit || "", format: figure.dataset.format || "", smoothed: figure.dataset.smooth !== "no",
       plot: figure.querySelector(".plot"), latest: figure.querySelector("[data-latest]"), note: figure.querySelector(".note"),
       legend: figure.querySelector(".legend"), uplot: null, shown: [], nonFinite: [], pressedAt: 0,
     };

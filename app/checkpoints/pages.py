@@ -1,0 +1,145 @@
+"""Pages of checkpoints: of all runs, of one, its files, the check of its hashes, downloads."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.artifacts import Entry
+from app.checkpoints import service
+from app.errors import AppError
+from app.metrics.display import display
+from app.models import Checkpoint, Run
+from app.security import Reader, Runner
+from app.sessions import AppDatabase, AppStore, ReadSession
+from app.web import page, pages_router, redirect
+from grpo_engine.diagnostics.catalogue import info
+
+router = pages_router()
+SHOWN = ("evaluation/accuracy_greedy", "accuracy_greedy", "reward/mean", "loss", "sft/token_accuracy")
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    checkpoint: Checkpoint
+    run_number: int
+    run_name: str
+    attempt: int
+    metrics_text: str
+    parent_text: str
+    usable: bool
+
+
+@dataclass(frozen=True)
+class CheckpointsContext:
+    rows: list[CheckpointRow]
+    next_href: str
+
+
+@dataclass(frozen=True)
+class CheckpointContext:
+    row: CheckpointRow
+    files: list[Entry]
+    files_error: str
+    metrics: list[tuple[str, str]]
+    parent_href: str
+    folder: str
+
+
+@router.get("/checkpoints")
+def list_checkpoints(request: Request, _: Reader, session: ReadSession, cursor: str | None = None) -> Response:
+    found = service.list_checkpoints(session, cursor=cursor, removed=False)
+    names = _names(session, found.items)
+    rows = [_row(view, names[view.checkpoint.run_id]) for view in found.items]
+    next_href = f"/checkpoints?cursor={quote(found.next_cursor)}" if found.next_cursor else ""
+    return page(request, "checkpoints/list.html", CheckpointsContext(rows, next_href))
+
+
+def checkpoint_rows(session: Session, run: Run) -> list[CheckpointRow]:
+    """All checkpoints of a run, newest first, those that retention removed included."""
+    return [_row(view, run.name) for view in service.list_checkpoints(session, run, limit=200).items]
+
+
+def _names(session: Session, views: list[service.CheckpointView]) -> dict[uuid.UUID, str]:
+    ids = {view.checkpoint.run_id for view in views}
+    return {run_id: name for run_id, name in session.execute(select(Run.id, Run.name).where(Run.id.in_(ids)))}
+
+
+def _row(view: service.CheckpointView, name: str) -> CheckpointRow:
+    row = view.checkpoint
+    shown = [
+        f"{info(key).label.lower()} {' '.join(display(key, row.metrics[key])).strip()}"
+        for key in SHOWN
+        if key in row.metrics
+    ]
+    parent = f"step {view.parent_step}" if view.parent_step is not None else "–"
+    usable = row.state not in ("damaged", "removed")
+    return CheckpointRow(row, view.run_number, name, view.attempt, ", ".join(shown[:2]) or "–", parent, usable)
+
+
+@router.get("/checkpoints/{checkpoint_id}")
+def show(request: Request, _: Reader, session: ReadSession, store: AppStore, checkpoint_id: uuid.UUID) -> Response:
+    row = service.get_checkpoint(session, checkpoint_id)
+    view = service.view_of(session, row)
+    run = session.get_one(Run, row.run_id)
+    files: list[Entry] = []
+    problem = ""
+    try:
+        files = service.files(store, row)
+    except AppError as error:
+        problem = error.detail
+    local = store.local_path(row.path)
+    context = CheckpointContext(
+        row=_row(view, run.name),
+        files=files,
+        files_error=problem,
+        metrics=[
+            (info(name).label, " ".join(display(name, value)).strip()) for name, value in sorted(row.metrics.items())
+        ],
+        parent_href=f"/checkpoints/{row.parent_id}" if view.parent_step is not None else "",
+        folder=str(local) if local else row.path,
+    )
+    return page(request, "checkpoints/show.html", context)
+
+
+@router.post("/checkpoints/{checkpoint_id}/verify")
+def verify(_: Runner, database: AppDatabase, store: AppStore, checkpoint_id: uuid.UUID) -> Response:
+    url = f"/checkpoints/{checkpoint_id}"
+    try:
+        damage = service.verify(database, store, checkpoint_id).damage
+    except AppError as error:
+        return redirect(url, error.detail, "bad")
+    if damage:
+        return redirect(url, "Damaged: " + "; ".join(damage[:5]), "bad")
+    return redirect(url, "Every byte was read again and is as it was written.")
+
+
+@router.get("/checkpoints/{checkpoint_id}/download")
+def download(_: Reader, session: ReadSession, store: AppStore, checkpoint_id: uuid.UUID) -> Response:
+    """The whole folder as a tar stream."""
+    row = service.get_checkpoint(session, checkpoint_id)
+    view = service.view_of(session, row)
+    entries = service.files(store, row)
+    folder = f"run-{view.run_number}-{row.stage}-{row.step:06d}"
+    headers = {
+        "Content-Disposition": f'attachment; filename="{folder}.tar"',
+        "Content-Length": str(service.archive_size(entries, folder)),
+    }
+    return StreamingResponse(
+        service.archive(store, row, entries, folder), media_type="application/x-tar", headers=headers
+    )
+
+
+@router.get("/checkpoints/{checkpoint_id}/files/{path:path}")
+def download_file(_: Reader, session: ReadSession, store: AppStore, checkpoint_id: uuid.UUID, path: str) -> Response:
+    row = service.get_checkpoint(session, checkpoint_id)
+    key = service.file_key(store, row, path)
+    name = quote(path.rsplit("/", 1)[-1])
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "Content-Length": str(store.size(key))}
+    return StreamingResponse(store.read_chunks(key), media_type="application/octet-stream", headers=headers)

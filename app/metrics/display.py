@@ -1,0 +1,195 @@
+"""Metrics as pages show them: written with their unit, with a verdict and a sparkline, and which charts belong together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.formatting import MINUS, MISSING, duration, number, percent, size
+from app.models import Attempt, Point, Run, Series
+from app.runs.progress import stage_index
+from grpo_engine.diagnostics.catalogue import KEY_INDICATORS, info, judge
+
+WINDOW_STEPS = 60
+SFT_INDICATORS = (
+    "loss", "sft/token_accuracy", "optimizer/gradient_norm", "optimizer/learning_rate", "throughput/tokens_per_s",
+    "memory/rss_bytes",
+)  # fmt: skip
+_GROUPS = [
+    "reward", "reward parts", "evaluation", "completion", "groups", "policy", "supervised", "sampler", "optimizer", "speed",
+]  # fmt: skip
+VERDICT_WORDS = {"good": "good", "warning": "warning", "bad": "bad", "none": "no verdict"}
+NAMES_OF_KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
+Values = Mapping[str, Sequence[float]]
+"""Metric -> its last values, oldest first; a value that is not finite is NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Indicator:
+    name: str
+    label: str
+    text: str
+    unit: str
+    verdict: str
+    verdict_word: str
+    title: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    names: list[str]
+    label: str
+    description: str
+    unit: str
+    format: str
+    latest: str
+    legend: list[tuple[str, str]]
+    optional: bool = False
+    """Hidden until it has a value."""
+    smooth: bool = True
+    """False for measurements every few steps, of which each counts."""
+
+
+@dataclass(frozen=True)
+class ChartSet:
+    stage: str
+    series_url: str
+    step_url: str
+    charts: list[Chart]
+    wide: bool = False
+
+
+def display(name: str, value: float | None) -> tuple[str, str]:
+    """Text and unit. Example: display("policy/entropy", 0.036) == ("0.036", "nats")."""
+    about = info(name)
+    if value is None:
+        return MISSING, ""
+    if not math.isfinite(value):
+        return number(value), ""
+    match about.format:
+        case "percent":
+            return percent(value), ""
+        case "bytes":
+            return size(value), ""
+        case "seconds":
+            return duration(value), ""
+        case "integer":
+            return f"{value:,.0f}".replace("-", MINUS), about.unit if about.unit not in ("steps", "groups") else ""
+        case "si" | "digits" | "scientific":
+            return number(value if value % 1 or abs(value) < 1000 else int(value)), about.unit
+    raise AssertionError(about.format)
+
+
+def recent_values(session: Session, run: Run, stage: str) -> dict[str, list[float]]:
+    """The last values of every metric of one stage, newest attempt first where a step was repeated."""
+    own = select(Series.id, Series.name, Attempt.number).join(Attempt, Attempt.id == Series.attempt_id)
+    own_series = own.where(Attempt.run_id == run.id, Series.stage == stage).subquery()
+    last = session.scalar(select(func.max(Point.step)).join(own_series, own_series.c.id == Point.series_id))
+    if last is None:
+        return {}
+    rare = own_series.c.name.startswith("evaluation/")
+    query = (
+        select(own_series.c.name, Point.step, Point.value, Point.kind)
+        .join(own_series, own_series.c.id == Point.series_id)
+        .where((Point.step > last - WINDOW_STEPS) | rare)
+        .order_by(own_series.c.number)
+    )
+    found: dict[str, dict[int, float]] = {}
+    for name, step, value, kind in session.execute(query):
+        found.setdefault(name, {})[step] = NAMES_OF_KINDS[kind] if kind else value if value is not None else math.nan
+    return {name: [points[step] for step in sorted(points)][-WINDOW_STEPS:] for name, points in found.items()}
+
+
+def indicators(values: Values) -> list[Indicator]:
+    """The twelve key indicators of reinforcement learning, or six of supervised fine-tuning."""
+    names = KEY_INDICATORS if "reward/mean" in values or "policy/entropy" in values else SFT_INDICATORS
+    return [_indicator(name, values.get(name, [])) for name in names]
+
+
+def _indicator(name: str, values: Sequence[float]) -> Indicator:
+    about = info(name)
+    value = values[-1] if values else None
+    text, unit = display(name, value)
+    found = judge(name, value, [v for v in values[:-1] if math.isfinite(v)])
+    title = f"{about.description} {found.reason}"
+    return Indicator(name, about.label, text, unit, found.level, VERDICT_WORDS[found.level], title, values)
+
+
+# ---------------------------------------------------------------- charts
+def overview_charts(run: Run, stage: str, values: Values) -> ChartSet:
+    """The charts that tell most, the reward with its parts first."""
+    if run.config["stages"][stage_index(stage)]["kind"] == "sft":
+        charts = [_chart([name], values) for name in SFT_INDICATORS[:5]]
+        return _chart_set(run, stage, charts, with_rollouts=False)
+    parts = sorted(name for name in values if name.startswith("reward/part/") and name.endswith("/mean"))
+    charts = [
+        _chart(["reward/mean", *parts], values, label="Reward and its parts"),
+        _chart(["completion/mean_length_tokens"], values),
+        _chart(["policy/entropy"], values),
+        _chart(["policy/kl"], values),
+        _chart(["optimizer/gradient_norm"], values),
+        _chart(["policy/clip_share"], values),
+        _chart(["throughput/tokens_per_s"], values),
+        _chart(["evaluation/accuracy_greedy", "evaluation/accuracy_sampled"], values, label="Held-out accuracy"),
+    ]
+    return _chart_set(run, stage, charts, with_rollouts=True)
+
+
+def all_charts(run: Run, stage: str, values: Values) -> ChartSet:
+    """One chart a metric, metrics of a group side by side."""
+    names = sorted(
+        values, key=lambda name: (_GROUPS.index(group) if (group := info(name).group) in _GROUPS else 99, name)
+    )
+    with_rollouts = run.config["stages"][stage_index(stage)]["kind"] != "sft"
+    return _chart_set(run, stage, [_chart([name], values) for name in names], with_rollouts=with_rollouts, wide=True)
+
+
+def _chart(names: list[str], values: Values, label: str = "") -> Chart:
+    about = info(names[0])
+    latest = values.get(names[0], [])
+    text, unit = display(names[0], latest[-1] if latest else None)
+    return Chart(
+        names=names,
+        label=label or about.label,
+        description=about.description,
+        unit=about.unit if about.format in ("digits", "si", "scientific") else "s" if about.format == "seconds" else "",
+        format="percent" if about.format == "percent" else "bytes" if about.format == "bytes" else "",
+        latest=f"{text} {unit}".strip(),
+        legend=[(name, _short(name)) for name in names],
+        smooth=not names[0].startswith("evaluation/"),
+    )
+
+
+def _short(name: str) -> str:
+    """Example: "reward/part/accuracy/mean" -> "accuracy"."""
+    parts = name.split("/")
+    return parts[2] if name.startswith("reward/part/") else info(name).label.removeprefix("Accuracy, ").lower()
+
+
+def _chart_set(run: Run, stage: str, charts: list[Chart], *, with_rollouts: bool, wide: bool = False) -> ChartSet:
+    names = [name for chart in charts for name in chart.names]
+    url = f"/runs/{run.number}/series?{urlencode({'stage': stage, 'names': json.dumps(names)})}"
+    step_url = f"/runs/{run.number}/steps/{quote(stage)}/STEP" if with_rollouts else ""
+    return ChartSet(stage, url, step_url, charts, wide)
+
+
+def new_points(session: Session, run: Run, stage: str, after: int) -> dict[str, list[list[int | float | str | None]]]:
+    """Points of a stage behind step `after` as [step, value, kind], newest attempt where a step was repeated."""
+    query = (
+        select(Series.name, Point.step, Point.value, Point.kind)
+        .join(Attempt, Attempt.id == Series.attempt_id)
+        .join(Point, Point.series_id == Series.id)
+        .where(Attempt.run_id == run.id, Series.stage == stage, Point.step > after)
+        .order_by(Attempt.number)
+    )
+    found: dict[str, dict[int, list[int | float | str | None]]] = {}
+    for name, step, value, kind in session.execute(query):
+        found.setdefault(name, {})[step] = [step, value, kind]
+    return {name: [points[step] for step in sorted(points)] for name, points in found.items()}

@@ -1,0 +1,300 @@
+"""Pages: start a run. One form made from the config's schema, the same as YAML, a check, saving under a name.
+
+Every button posts the whole form and gets it back; nothing is kept on the server in between, so it works without script.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any
+
+import yaml
+from fastapi import Depends, Request
+from fastapi.responses import Response
+from sqlalchemy.orm import Session
+
+from app.checkpoints import service as checkpoints
+from app.configs import checking
+from app.configs import service as configs
+from app.configs.service import ConfigSummary, Preset
+from app.errors import AppError, BadRequest, Invalid
+from app.forms import Section, SchemaForm
+from app.models import Checkpoint, NamedConfig, Run
+from app.rewards.service import sources_for
+from app.runs import service
+from app.security import Reader, Runner, allowed
+from app.sessions import AppDatabase, AppSettings, ReadSession, WriteSession
+from app.web import page, pages_router, redirect
+from grpo_engine.config import RunConfig
+from grpo_engine.errors import Problem
+
+router = pages_router()
+TEMPLATE = "runs/new.html"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the browser sent: the config as data or as YAML, and where it came from."""
+
+    data: dict[str, Any]
+    yaml: str
+    view: str
+    """form or yaml."""
+    checkpoint: str = ""
+    parent: str = ""
+    config_ref: str = ""
+    save_name: str = ""
+    note: str = ""
+    source: str = ""
+    """What the form was filled from, in words."""
+
+
+@dataclass(frozen=True)
+class NewRunContext:
+    draft: Draft
+    tree: Section | None
+    problems: list[Problem]
+    """All problems; those with a field in the form are shown there too."""
+    save_error: str
+    presets: list[Preset]
+    configs: list[ConfigSummary]
+    report: dict[str, Any] | None
+    report_error: str
+    total_steps: int
+
+
+@lru_cache
+def schema_form() -> SchemaForm:
+    return SchemaForm(configs.run_config_schema())
+
+
+async def posted_fields(request: Request) -> dict[str, str]:
+    return {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+
+
+Fields = Annotated[dict[str, str], Depends(posted_fields)]
+
+
+# ---------------------------------------------------------------- open
+@router.get("/runs/new")
+def new_run(
+    request: Request,
+    _: Reader,
+    session: ReadSession,
+    preset: str = "",
+    config: str = "",
+    clone: str = "",
+    checkpoint: str = "",
+    view: str = "form",
+) -> Response:
+    draft = replace(_opened(session, preset, config, clone, checkpoint), view="yaml" if view == "yaml" else "form")
+    return _show(request, session, draft)
+
+
+def _opened(session: Session, preset: str, config: str, clone: str, checkpoint: str) -> Draft:
+    if checkpoint:
+        row = _checkpoint(session, checkpoint)
+        run = session.get_one(Run, row.run_id)
+        data = {**service.clone_config(run), "name": f"{run.name}, from step {row.step}"[:200]}
+        words = f"checkpoint of run #{run.number}, stage {row.stage}, step {row.step}"
+        return Draft(data, _dump(data), "form", checkpoint=str(row.id), source=words)
+    if clone:
+        run = service.get_run(session, clone)
+        data = service.clone_config(run)
+        return Draft(data, _dump(data), "form", parent=str(run.id), source=f"run #{run.number}")
+    if config:
+        named = _named(session, config)
+        words = f"config {named.name}, version {named.version}"
+        return Draft(named.data, _dump(named.data), "form", config_ref=f"{named.name}@{named.version}", source=words)
+    names = [known.name for known in configs.presets()]
+    chosen = configs.get_preset(preset or ("demo" if "demo" in names else names[0]))
+    data = chosen.config.model_dump(mode="json")
+    return Draft(data, chosen.yaml, "form", source=f"preset {chosen.name}")
+
+
+def _named(session: Session, reference: str) -> NamedConfig:
+    name, _, version = reference.rpartition("@")
+    if not name or not version.isdecimal():
+        return configs.get_config(session, reference)
+    return configs.get_config(session, name, int(version))
+
+
+def _checkpoint(session: Session, text: str) -> Checkpoint:
+    try:
+        return checkpoints.get_checkpoint(session, uuid.UUID(text))
+    except ValueError as error:
+        raise BadRequest(f"{text[:60]!r} is not a checkpoint's id.") from error
+
+
+# ---------------------------------------------------------------- edit
+@router.post("/runs/new")
+def edit(request: Request, _: Runner, session: ReadSession, fields: Fields) -> Response:
+    """Change the form's shape: another kind, an item more or less, or the other view. Checks nothing."""
+    try:
+        draft = _edited(_draft(fields), fields.get("op", ""))
+    except Invalid as error:
+        return _show(request, session, _draft(fields), problems=error.problems, status=422)
+    return _show(request, session, draft)
+
+
+def _edited(draft: Draft, op: str) -> Draft:
+    verb, _, rest = op.partition(" ")
+    if verb == draft.view:
+        return draft
+    if verb == "yaml":
+        return replace(draft, yaml=_dump(draft.data), view="yaml")
+    if verb == "form":
+        return replace(draft, data=_loaded(draft.yaml), view="form")
+    path, _, kind = rest.partition(" ")
+    if verb == "add":
+        blank = schema_form().blank(path, kind)
+        _list_at(draft.data, path).append(blank)
+    elif verb in ("remove", "up"):
+        path, _, index = path.rpartition(".")
+        rows = _list_at(draft.data, path)
+        row = rows.pop(int(index)) if index.isdecimal() and int(index) < len(rows) else None
+        if verb == "up" and row is not None:
+            rows.insert(max(0, int(index) - 1), row)
+    return draft
+
+
+def _list_at(data: Any, path: str) -> list[Any]:
+    """The list at a dotted path of the posted data, made when it is missing."""
+    *parents, name = path.split(".")
+    try:
+        for part in parents:
+            data = data[int(part)] if part.isdecimal() else data[part]
+        rows: list[Any] = data.setdefault(name, [])
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise BadRequest(f"The form has no list at {path[:100]!r}.") from error
+    return rows
+
+
+# ---------------------------------------------------------------- check, save, launch
+@router.post("/runs/new/check")
+def check(
+    request: Request, user: Runner, database: AppDatabase, settings: AppSettings, session: ReadSession, fields: Fields
+) -> Response:
+    draft = _draft(fields)
+    try:
+        config = _config(draft)
+        sources = sources_for(session, config)
+    except Invalid as error:
+        return _show(request, session, draft, problems=error.problems, status=422)
+    called = {name: row.source for name, row in sources.items()} if allowed(user, "code") else {}
+    try:
+        report = checking.check(settings, config, called)
+    except AppError as error:
+        return _show(request, session, draft, report_error=error.detail)
+    problems = [Problem(**{k: str(p[k]) for k in ("field", "value", "message", "remedy")}) for p in report["problems"]]
+    return _show(request, session, draft, problems=problems, report=report)
+
+
+@router.post("/runs/new/save")
+def save(request: Request, user: Runner, session: WriteSession, fields: Fields) -> Response:
+    draft = _draft(fields)
+    try:
+        config = _config(draft)
+    except Invalid as error:
+        return _show(request, session, draft, problems=error.problems, status=422)
+    try:
+        row = configs.save_config(session, user, draft.save_name.strip(), config.model_dump(mode="json"), draft.note)
+    except Invalid as error:
+        text = "; ".join(f"{p.value or 'the name'} {p.message}, {p.remedy}" for p in error.problems)
+        return _show(request, session, draft, save_error=text, status=422)
+    return redirect(f"/runs/new?config={row.name}@{row.version}", f"Saved as {row.name}, version {row.version}.")
+
+
+@router.post("/runs/new/launch")
+def launch(request: Request, user: Runner, session: WriteSession, fields: Fields) -> Response:
+    draft = _draft(fields)
+    try:
+        run = _launched(session, user, draft, _config(draft))
+    except Invalid as error:
+        return _show(request, session, draft, problems=error.problems, status=422)
+    return redirect(f"/runs/{run.number}", f"Run #{run.number} is queued.")
+
+
+def _launched(session: Session, user: Runner, draft: Draft, config: RunConfig) -> Run:
+    if draft.checkpoint:
+        return service.fork_from_checkpoint(session, user, _checkpoint(session, draft.checkpoint), config)
+    parent = service.get_run(session, draft.parent) if draft.parent else None
+    named = _named(session, draft.config_ref) if draft.config_ref else None
+    return service.create_run(
+        session,
+        user,
+        config,
+        reward_hashes=dict(parent.reward_sources) if parent else None,
+        config_id=named.id if named and named.hash == config.hash() else None,
+        parent_run_id=parent.id if parent else None,
+    )
+
+
+# ---------------------------------------------------------------- between browser and config
+def _draft(fields: Mapping[str, str]) -> Draft:
+    view = "yaml" if fields.get("view") == "yaml" else "form"
+    text = fields.get("yaml", "").replace("\r\n", "\n")
+    data = schema_form().parse(fields) if view == "form" else {}
+    kept = {
+        name: fields.get(f"_{name}", "")
+        for name in ("checkpoint", "parent", "config_ref", "save_name", "note", "source")
+    }
+    return Draft(data, text, view, **kept)
+
+
+def _config(draft: Draft) -> RunConfig:
+    """Raises Invalid with every problem."""
+    return configs.parse(draft.data if draft.view == "form" else draft.yaml)
+
+
+def _dump(data: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100))
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """YAML as a mapping, valid or not: the form shows what is wrong. Raises Invalid when it is no mapping."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else "the text"
+        raise Invalid.of(
+            [Problem("", where, f"is not YAML: {getattr(error, 'problem', error)}", "correct it")]
+        ) from error
+    if not isinstance(data, dict):
+        raise Invalid.of([Problem("", text[:60], "is not a mapping", "write fields as `name: value`")])
+    return data
+
+
+def _show(
+    request: Request,
+    session: Session,
+    draft: Draft,
+    *,
+    problems: list[Problem] | None = None,
+    save_error: str = "",
+    report: dict[str, Any] | None = None,
+    report_error: str = "",
+    status: int = 200,
+) -> Response:
+    errors: dict[str, str] = {}
+    for problem in problems or []:
+        errors.setdefault(problem.field, f"{problem.message}; {problem.remedy}" if problem.remedy else problem.message)
+    stages = draft.data.get("stages") or []
+    steps = [stage.get("num_steps") for stage in stages if isinstance(stage, Mapping)]
+    context = NewRunContext(
+        draft=draft,
+        tree=schema_form().build(draft.data, errors) if draft.view == "form" else None,
+        problems=problems or [],
+        save_error=save_error,
+        presets=configs.presets(),
+        configs=configs.list_configs(session),
+        report=report,
+        report_error=report_error,
+        total_steps=sum(step for step in steps if isinstance(step, int)),
+    )
+    block = "editor" if request.headers.get("HX-Request") == "true" else None
+    return page(request, TEMPLATE, context, block=block, status=status)
