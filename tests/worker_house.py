@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.broker import Broker, die_with_parent, ensure_broker, send_work, stop_broker
 from app.db import Database
-from app.models import Attempt, Base, Run
+from app.models import Attempt, Base, Checkpoint, Run, Transition, Worker
 from app.runs import states
 from app.settings import Settings
 from tests.invariants import check_run, processes_of
@@ -25,7 +25,7 @@ from tests.rows import add_run
 from tests.waiting import wait_until
 
 STEPPER = Path(__file__).parent / "engines" / "stepper.py"
-QUICK = {"beat_s": 0.3, "deadline_s": 1.2, "loss_s": 2.5, "reap_s": 0.3, "ship_s": 0.1, "stop_grace_s": 5}
+QUICK = {"beat_s": 0.3, "deadline_s": 1.2, "loss_s": 2.5, "reap_s": 0.3, "ship_s": 0.1, "stop_grace_s": 2}
 PATIENCE_S = 40
 
 
@@ -40,6 +40,7 @@ class WorkerHouse:
         self._environment |= {"COHORT_HOME": str(home), "COHORT_ENGINE_COMMAND": json.dumps(command)}
         self._environment |= {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         self.settings.home.mkdir(exist_ok=True)
@@ -52,7 +53,6 @@ class WorkerHouse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._processes:
-            process.send_signal(signal.SIGCONT)
             process.terminate()
         for process in self._processes:
             try:
@@ -84,7 +84,25 @@ class WorkerHouse:
 
     def start_worker(self, name: str = "one", devices: str = "cpu:0", **environment: str) -> subprocess.Popen[bytes]:
         named = {"COHORT_WORKER_NAME": name, "COHORT_WORKER_DEVICES": devices}
-        return self.start("workers", **(named | environment))
+        self.workers[name] = self.start("workers", **(named | environment))
+        return self.workers[name]
+
+    def staff(self) -> None:
+        """A scheduler and two workers of two devices each; those that a test killed are started again."""
+        for name, devices in (("one", "cpu:0,cpu:1"), ("two", "cpu:2,cpu:3")):
+            if name not in self.workers or self.workers[name].poll() is not None:
+                self.start_worker(name, devices)
+        if not any(process.args[-1] == "workers.scheduler" for process in self._processes):  # type: ignore[index]
+            self.start_scheduler()
+
+    def worker_of(self, run: uuid.UUID) -> str:
+        """Name of the worker that has the run's newest attempt."""
+        with self.db.read() as session:
+            return session.get_one(Worker, self.attempt_row(run).worker_id).name
+
+    def drain(self, name: str, drain: bool) -> None:
+        with self.db.write() as session:
+            session.execute(update(Worker).where(Worker.name == name).values(drain=drain))
 
     def start_scheduler(self) -> subprocess.Popen[bytes]:
         return self.start("workers.scheduler")
@@ -93,8 +111,9 @@ class WorkerHouse:
         broker = self.broker.process.pid if self.broker.process else 0
         return {pid: command for pid, command in processes_of(self.settings.home).items() if pid != broker}
 
-    def engine_pids(self) -> list[int]:
-        return [pid for pid, command in self.processes().items() if "--config" in command]
+    def engine_pids(self, run: uuid.UUID) -> list[int]:
+        """Rank by rank."""
+        return sorted(pid for pid, command in self.processes().items() if f"runs/{run}/" in command)
 
     # ------------------------------------------------------------ runs
     def launch(self, num_steps: int = 20, *, num_ranks: int = 1, send: bool = True, **stand_in: Any) -> uuid.UUID:
@@ -138,8 +157,21 @@ class WorkerHouse:
         send_work(self.settings)
         return state
 
+    def send(self) -> None:
+        send_work(self.settings)
+
+    def history(self, run: uuid.UUID) -> list[Transition]:
+        with self.db.read() as session:
+            return list(session.scalars(select(Transition).where(Transition.run_id == run).order_by(Transition.id)))
+
+    def checkpoints(self, run: uuid.UUID) -> list[Checkpoint]:
+        """Newest first."""
+        with self.db.read() as session:
+            rows = select(Checkpoint).where(Checkpoint.run_id == run).order_by(Checkpoint.step.desc())
+            return list(session.scalars(rows))
+
     def check(self, run: uuid.UUID, state: str) -> list[Attempt]:
         """Wait for the run's last state and for its processes to be gone, then assert every invariant."""
         self.wait_for_state(run, state)
-        wait_until(lambda: not self.engine_pids(), PATIENCE_S, "no engine process is left")
+        wait_until(lambda: not self.engine_pids(run), PATIENCE_S, "no engine process is left")
         return check_run(self.db, self.settings, run, state)

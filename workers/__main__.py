@@ -71,7 +71,7 @@ def run_celery(app: Celery, context: WorkerContext) -> int:
     node = f"{context.worker_id}@{socket.gethostname()}"
     options = ["--pool", "prefork", "--concurrency", "1", "--queues", QUEUE, "--hostname", node, "--loglevel", "INFO"]
     try:
-        app.worker_main(["worker", *options, "--without-gossip", "--without-mingle", "--without-heartbeat"])
+        app.worker_main(["--quiet", "worker", *options, "--without-gossip", "--without-mingle", "--without-heartbeat"])
     except SystemExit as exit:
         return int(exit.code or 0)
     return 0

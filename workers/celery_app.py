@@ -12,6 +12,9 @@ from app.broker import QUEUE, TASK_NAME, celery_url
 from app.settings import Settings
 from workers.context import get_context
 
+MAX_TASKS_PER_CHILD = 100
+"""The child only supervises; the engine is a fresh process each time. A new child after every message would keep a
+queued run waiting for seconds, which is how long the pool takes to replace one."""
 WEEK_S = 7 * 24 * 3600
 
 
@@ -27,7 +30,7 @@ def make_app(settings: Settings) -> Celery:
         worker_concurrency=1,
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,  # a message waits for a free worker, never behind a long run
-        worker_max_tasks_per_child=1,
+        worker_max_tasks_per_child=MAX_TASKS_PER_CHILD,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,

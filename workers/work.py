@@ -37,7 +37,7 @@ class Stopping:
 def work_until_idle(context: WorkerContext) -> int:
     """Supervise runs one after the other on this worker's free devices; how many."""
     stopping = Stopping(context)
-    signal.signal(signal.SIGTERM, stopping.on_signal)
+    handler_before = signal.signal(signal.SIGTERM, stopping.on_signal)
     db = Database(context.settings.resolved_database_url)
     count = 0
     try:
@@ -45,6 +45,7 @@ def work_until_idle(context: WorkerContext) -> int:
             count += 1
     finally:
         db.dispose()
+        signal.signal(signal.SIGTERM, handler_before)
     return count
 
 

@@ -2,7 +2,7 @@
 
     python tests/engines/stepper.py --config FILE --out DIR [--resume CHECKPOINT]
 
-The config's `stand_in` says how: step_s, checkpoint_every, and `end` (finish, fail, crash, linger, ignore_sigterm).
+The config's `stand_in` says how: start_s, step_s, checkpoint_every, fail_at, crash_at, linger, ignore_sigterm.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def follow(control: Control) -> int:
 
 def lead(control: Control, config: dict[str, Any], out: Path, resume: Path | None) -> int:
     stand_in = config.get("stand_in", {})
-    if stand_in.get("end") == "ignore_sigterm":
+    if stand_in.get("ignore_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pause(stand_in.get("start_s", 0))
     last = config["stages"][0]["num_steps"]
     step = json.loads((resume / "state.json").read_text())["step"] if resume else 0
     control.wait_until_allowed()
@@ -75,7 +76,7 @@ def lead(control: Control, config: dict[str, Any], out: Path, resume: Path | Non
         return 0
     end_other_ranks()
     journal.append("finished", reason="finished")
-    if stand_in.get("end") == "linger":
+    if stand_in.get("linger"):
         pause(600)
     return 0
 
@@ -100,7 +101,7 @@ def save(control: Control, journal: Journal, out: Path, step: int) -> None:
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"step": step}))
     about = {"stage": STAGE, "step": step, "policy_version": step, "config_hash": "0"}
-    write_manifest(folder, Manifest(**about, created_at=datetime.now(UTC), files=list_files(folder)))  # type: ignore[arg-type]
+    write_manifest(folder, Manifest(**about, created_at=datetime.now(UTC), files=list_files(folder)))
     journal.append("checkpoint", stage=STAGE, step=step, path=path, bytes=12, sha256=manifest_sha256(folder))
 
 
