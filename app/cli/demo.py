@@ -57,6 +57,6 @@ def _unfinished(client: CohortClient, data: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _greet(console: Console, house: House, run: dict[str, Any]) -> None:
-    console.print(f"Cohort is at {house.url}. This link signs you in once, within 15 minutes:")
+    console.print(f"Cohort is at {house.url}. This link signs you in once, within 15 minutes:", soft_wrap=True)
     console.print(house.login_link(), soft_wrap=True, highlight=False)
     console.print(f"Run {run['number']}, “{run['name']}”:", highlight=False)

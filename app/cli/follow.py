@@ -35,9 +35,8 @@ def exit_status(run: dict[str, Any]) -> int:
 def summary(client: CohortClient, run: dict[str, Any]) -> str:
     """How the run ended, why, and what its evaluations say from first to last."""
     reason = f" ({run['reason']})" if run.get("reason") else ""
-    lines = [f"Run {run['number']} is {run['state']}{reason}."]
-    if run.get("message"):
-        lines.append(str(run["message"]))
+    message = f": {run['message']}" if run.get("message") else "."
+    lines = [f"Run {run['number']} is {run['state']}{reason}{message}"]
     evaluations = client.evaluations(run["number"])
     last_stage = [e for e in evaluations if evaluations and e["stage"] == evaluations[-1]["stage"]]
     if len(last_stage) > 1:

@@ -49,7 +49,7 @@ def up(port: PortOption = None) -> None:
     console = Console()
     with House(_settings(port), console.print) as house:
         if not house.asked_to_stop:
-            console.print(f"Cohort is at {house.url}. This link signs you in once, within 15 minutes:")
+            console.print(f"Cohort is at {house.url}. This link signs you in once, within 15 minutes:", soft_wrap=True)
             console.print(house.login_link(), soft_wrap=True, highlight=False)
             console.print("Ctrl-C stops everything.")
         house.wait()

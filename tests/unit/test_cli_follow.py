@@ -55,8 +55,7 @@ def test_plain_lines_are_few() -> None:
 def test_the_summary_says_how_it_ended_and_what_was_learned() -> None:
     text = summary(server(), run(3, "completed", 60, reason="early_stopped", message="The reward stopped rising."))
     assert text.splitlines() == [
-        "Run 4 is completed (early_stopped).",
-        "The reward stopped rising.",
+        "Run 4 is completed (early_stopped): The reward stopped rising.",
         "  accuracy greedy: 0.2 → 0.98",
         "  mean length tokens: 7 → 33.5",
     ]
