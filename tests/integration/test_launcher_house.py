@@ -165,3 +165,34 @@ def test_an_invalid_config_is_refused_with_field_and_remedy(house: Launched, tmp
     assert "sede" in refused.stderr
     assert "stages" in refused.stderr
     assert "→" in refused.stderr
+
+
+TINY = """
+name: tiny
+model: {source: tiny_llama, hidden_size: 16, num_layers: 1, num_heads: 1, intermediate_size: 16, max_context_tokens: 32}
+stages:
+  - kind: rl
+    data: {source: addition, num_digits: 1}
+    rewards: [{kind: custom, name: short}]
+    num_steps: 2
+    prompts_per_step: 2
+    group_size: 2
+    sampling: {max_new_tokens: 8}
+    evaluation: {num_prompts: 2}
+"""
+SHORT = "def short(completions, **columns):\n    return [-float(len(text)) for text in completions]\n"
+
+
+def test_a_run_with_a_reward_of_ones_own_goes_from_the_command_line_to_its_end(house: Launched, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "short.py").write_text(SHORT)
+    started = house.run("run", "start", "-f", f"{tmp_path}/tiny.yaml", "--reward", f"{tmp_path}/short.py", "--follow")
+    assert started.returncode == 0, started.stdout + started.stderr
+    number = re.findall(r"Run (\d+) is completed", started.stdout)[0]
+    assert house.run("run", "show", number).stdout.startswith(f"Run {number} is completed")
+    assert house.run("run", "logs", number).returncode == 0
+    refused = house.run("run", "cancel", number)
+    assert (refused.returncode, refused.stderr.startswith("Not in this state")) == (1, True)
+    attempt = next((house.home / "runs").glob("*/attempts/1"))
+    imported = house.run("run", "import", str(attempt))
+    assert "completed after 2 steps" in imported.stdout, imported.stderr
