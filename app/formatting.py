@@ -16,7 +16,7 @@ MINUS = "−"
 
 
 def number(value: float | int | None) -> str:
-    """Example: number(0.8712) == "0.871", number(28.06) == "28.1", number(8940.2) == "8,940", number(4e-7) == "4e−7"."""
+    """Example: number(0.8712) == "0.871", number(8940.2) == "8,940", number(4e-7) == "4e−7"."""
     if value is None:
         return MISSING
     if isinstance(value, int) or value == 0:
@@ -118,7 +118,7 @@ def short_hash(text: str | None) -> str:
 
 
 def spark_path(values: Sequence[float | None], width: int = 74, height: int = 22, margin: int = 2) -> str:
-    """SVG path through the finite values, scaled to the box; a missing value breaks the line. Empty below two values."""
+    """SVG path through the finite values, scaled to the box; a missing one breaks the line. Empty below two."""
     finite = [v for v in values if v is not None and math.isfinite(v)]
     if len(finite) < 2:
         return ""

@@ -102,7 +102,7 @@ class SchemaForm:
         return _Builder(self, dict(errors or {})).section(self.schema, data, "", "run")
 
     def parse(self, posted: Mapping[str, str]) -> dict[str, Any]:
-        """Data of a posted form; raises nothing. Fields left empty take their default, or None where that is allowed."""
+        """Data of a posted form; raises nothing. Fields left empty take their default, or None where allowed."""
         value = self._parse(self.schema, "", posted)
         return value if isinstance(value, dict) else {}
 

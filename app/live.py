@@ -1,8 +1,8 @@
 """Live run pages: one event stream a page, one poller a process and run.
 
-The poller reads `runs.version`, which rises with every ingest and change of state. What a version looks like is rendered
-once for each kind of viewer, however many watch. Event ids are versions: a reconnect that brings the newest id gets
-nothing until the next change, any other gets everything again, so it heals itself. A run that has ended sends `done`.
+The poller reads `runs.version`, which rises with every ingest and change of state. What a version looks like is
+rendered once for each kind of viewer, however many watch. Event ids are versions: a reconnect that brings the newest id
+gets nothing until the next change, any other gets everything again, so it heals itself. An ended run sends `done`.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ async def _log_events(watch: RunWatch, viewer: Viewer, marker: Marker) -> AsyncI
     piece = await watch.once(("log", end), lambda: _log_piece(watch.database, viewer, marker.attempt, end))
     if piece.text:
         viewer.log_end = piece.end
-        partial = f'<hx-partial hx-target="#run-log" hx-swap="beforeend">{escape(piece.text)}</hx-partial>'
+        partial = _partial("run-log", str(escape(piece.text)), "beforeend")
         yield ServerSentEvent(data=partial, id=str(marker.version))
 
 
@@ -256,11 +256,12 @@ def _fragments(database: Database, viewer: Viewer) -> tuple[str, bool]:
         if viewer.tab == "overview":
             values["side"] = build_side(session, viewer.store, run, can_run=viewer.can_run)
             parts.append(("run-side", "runs/overview.html", "side"))
-    pieces = [
-        f'<hx-partial hx-target="#{target}" hx-swap="innerMorph">{render_fragment(template, block, values)}</hx-partial>'
-        for target, template, block in parts
-    ]
+    pieces = [_partial(target, render_fragment(template, block, values)) for target, template, block in parts]
     return "".join(pieces), bool(frame.values)
+
+
+def _partial(target: str, html: str, swap: str = "innerMorph") -> str:
+    return f'<hx-partial hx-target="#{target}" hx-swap="{swap}">{html}</hx-partial>'
 
 
 def _points(database: Database, viewer: Viewer, after: int) -> dict[str, list[list[Any]]]:

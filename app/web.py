@@ -40,10 +40,11 @@ class Look:
 
 LOOKS = {
     "queued": Look("", "○"), "starting": Look("run", "◔"), "running": Look("run", "●"), "pausing": Look("warn", "◑"),
-    "paused": Look("warn", "‖"), "cancelling": Look("warn", "◑"), "completed": Look("good", "✓"), "failed": Look("bad", "✕"),
-    "cancelled": Look("", "⊘"), "stopping": Look("warn", "◑"), "finished": Look("good", "✓"), "stopped": Look("", "■"),
-    "lost": Look("bad", "✕"), "online": Look("good", "●"), "offline": Look("", "○"), "draining": Look("warn", "◑"),
-    "saved": Look("", "○"), "verified": Look("good", "✓"), "damaged": Look("bad", "✕"), "removed": Look("", "⊘"),
+    "paused": Look("warn", "‖"), "cancelling": Look("warn", "◑"), "completed": Look("good", "✓"),
+    "failed": Look("bad", "✕"), "cancelled": Look("", "⊘"), "stopping": Look("warn", "◑"),
+    "finished": Look("good", "✓"), "stopped": Look("", "■"), "lost": Look("bad", "✕"), "online": Look("good", "●"),
+    "offline": Look("", "○"), "draining": Look("warn", "◑"), "saved": Look("", "○"), "verified": Look("good", "✓"),
+    "damaged": Look("bad", "✕"), "removed": Look("", "⊘"),
 }  # fmt: skip
 
 
@@ -195,16 +196,21 @@ def pages_router() -> APIRouter:
 
 
 def include_pages(app: FastAPI) -> None:
-    from app.checkpoints.pages import router as checkpoints
-    from app.configs.pages import router as configs
-    from app.live import router as live
-    from app.rewards.pages import router as rewards
-    from app.rollouts.pages import router as rollouts
-    from app.runs.new_pages import router as new_runs
-    from app.runs.pages import router as runs
-    from app.users.pages import router as users
-    from app.workers.pages import router as workers
+    from app import live
+    from app.checkpoints import pages as checkpoints
+    from app.configs import pages as configs
+    from app.rewards import pages as rewards
+    from app.rollouts import pages as rollouts
+    from app.rollouts import search_pages
+    from app.runs import about_pages, list_pages, new_pages, steer_pages
+    from app.runs import pages as runs
+    from app.users import pages as users
+    from app.workers import pages as workers
 
     app.state.error_page = error_page
-    for router in (new_runs, live, rollouts, runs, configs, checkpoints, rewards, workers, users):
-        app.include_router(router)
+    features = (
+        new_pages, live, list_pages, runs, about_pages, steer_pages, rollouts, search_pages, checkpoints, configs,
+        rewards, workers, users,
+    )  # fmt: skip
+    for feature in features:
+        app.include_router(feature.router)

@@ -68,7 +68,7 @@ def checkpoint_rows(session: Session, run: Run) -> list[CheckpointRow]:
 
 def _names(session: Session, views: list[service.CheckpointView]) -> dict[uuid.UUID, str]:
     ids = {view.checkpoint.run_id for view in views}
-    return {run_id: name for run_id, name in session.execute(select(Run.id, Run.name).where(Run.id.in_(ids)))}
+    return dict(session.execute(select(Run.id, Run.name).where(Run.id.in_(ids))).tuples().all())
 
 
 def _row(view: service.CheckpointView, name: str) -> CheckpointRow:

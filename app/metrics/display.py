@@ -1,4 +1,4 @@
-"""Metrics as pages show them: written with their unit, with a verdict and a sparkline, and which charts belong together."""
+"""Metrics as pages show them: with unit, verdict and sparkline; and which charts belong together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SFT_INDICATORS = (
     "memory/rss_bytes",
 )  # fmt: skip
 _GROUPS = [
-    "reward", "reward parts", "evaluation", "completion", "groups", "policy", "supervised", "sampler", "optimizer", "speed",
+    "reward", "reward parts", "evaluation", "completion", "groups", "policy", "supervised", "sampler", "optimizer",
+    "speed",
 ]  # fmt: skip
 VERDICT_WORDS = {"good": "good", "warning": "warning", "bad": "bad", "none": "no verdict"}
 NAMES_OF_KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}

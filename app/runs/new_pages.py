@@ -1,6 +1,6 @@
 """Pages: start a run. One form made from the config's schema, the same as YAML, a check, saving under a name.
 
-Every button posts the whole form and gets it back; nothing is kept on the server in between, so it works without script.
+Every button posts the whole form and gets it back; nothing is kept on the server in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.configs import checking
 from app.configs import service as configs
 from app.configs.service import ConfigSummary, Preset
 from app.errors import AppError, BadRequest, Invalid
-from app.forms import Section, SchemaForm
+from app.forms import SchemaForm, Section
 from app.models import Checkpoint, NamedConfig, Run
 from app.rewards.service import sources_for
 from app.runs import service

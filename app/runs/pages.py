@@ -4,141 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
-import yaml
-from fastapi import Form, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.checkpoints.pages import CheckpointRow, checkpoint_rows
-from app.errors import Conflict, Invalid
+from app.errors import Invalid
 from app.metrics import service as metrics
 from app.metrics.display import ChartSet, all_charts, overview_charts
-from app.models import Attempt, Checkpoint, NamedConfig, Run, Transition, User
-from app.runs import log_view, service
-from app.runs.frame import TONES, Frame, build_frame
-from app.runs.log_view import LogContext
+from app.models import Attempt, Checkpoint, Run, Transition, User
+from app.runs import service
+from app.runs.frame import Frame, build_frame
 from app.runs.side import FindingLine, Side, build_side, finding_lines
-from app.runs.states import TERMINAL_STATES
-from app.security import Reader, Runner, allowed
-from app.sessions import AppStore, ReadSession, WriteSession
-from app.web import page, pages_router, redirect
+from app.security import Reader, allowed
+from app.sessions import AppStore, ReadSession
+from app.web import page, pages_router
 from grpo_engine.errors import Problem
 
 router = pages_router()
 SORT_COLUMNS = ("name", "state", "last_reward", "created_at")
 MAX_POINTS = 1500
-
-
-# ---------------------------------------------------------------- list
-@dataclass(frozen=True)
-class RunRow:
-    run: Run
-    worker: str
-    share_done: int
-    progress_text: str
-    tone: str
-
-
-@dataclass(frozen=True)
-class SortLink:
-    name: str
-    label: str
-    href: str
-    direction: str
-    """ascending or descending when the list is in this order, else empty."""
-
-
-@dataclass(frozen=True)
-class RunsContext:
-    rows: list[RunRow]
-    sorts: dict[str, SortLink]
-    next_href: str
-    state: str
-    tag: str
-    text: str
-    tags: list[str]
-    states: list[str]
-    num_runs: int
-    filtered: bool
-    active: bool
-    """A run of the page may still change, so its rows are asked for again."""
-    here: str
-
-
-@router.get("/runs")
-def list_runs(
-    request: Request,
-    _: Reader,
-    session: ReadSession,
-    state: str = "",
-    tag: str = "",
-    text: str = "",
-    sort: str = "-created_at",
-    cursor: str | None = None,
-) -> Response:
-    states = ("starting", "running", "pausing", "cancelling") if state == "active" else (state,) if state else ()
-    filters = service.RunFilters(states, tag or None, text.strip() or None)
-    found = service.list_runs(session, filters, sort=sort, cursor=cursor)
-    query = {"state": state, "tag": tag, "text": text}
-    context = RunsContext(
-        rows=_rows(session, found.items),
-        sorts={name: _sort_link(name, sort, query) for name in SORT_COLUMNS},
-        next_href=_href("/runs", {**query, "sort": sort, "cursor": found.next_cursor}) if found.next_cursor else "",
-        state=state,
-        tag=tag,
-        text=text,
-        tags=service.list_tags(session),
-        states=["active", "queued", "running", "paused", "completed", "failed", "cancelled"],
-        num_runs=session.scalar(select(func.count()).select_from(Run)) or 0,
-        filtered=bool(state or tag or text),
-        active=any(run.state not in TERMINAL_STATES and run.state != "paused" for run in found.items),
-        here=_href("/runs", {**query, "sort": sort, "cursor": cursor}),
-    )
-    block = "rows" if request.headers.get("HX-Target", "").endswith("#runs") else None
-    return page(request, "runs/list.html", context, block=block)
-
-
-def _rows(session: Session, runs: list[Run]) -> list[RunRow]:
-    workers = _workers_of(session, runs)
-    return [RunRow(run, workers.get(run.id, ""), _share(run), _progress(run), TONES.get(run.state, "")) for run in runs]
-
-
-def _progress(run: Run) -> str:
-    if run.state == "completed":
-        return (
-            f"{run.steps_done} of {run.total_steps}" if run.steps_done < run.total_steps else f"{run.total_steps} steps"
-        )
-    return f"{run.stage} {run.step}/{run.stage_steps}" if run.num_attempts else f"{run.total_steps} steps"
-
-
-def _share(run: Run) -> int:
-    return 100 if run.state == "completed" else round(100 * run.steps_done / max(run.total_steps, 1))
-
-
-def _workers_of(session: Session, runs: list[Run]) -> dict[Any, str]:
-    from app.models import Worker
-
-    query = select(Attempt.run_id, Worker.name).join(Worker, Worker.id == Attempt.worker_id)
-    rows = session.execute(query.where(Attempt.run_id.in_([run.id for run in runs])).order_by(Attempt.number))
-    return {run_id: name for run_id, name in rows}
-
-
-def _sort_link(name: str, sort: str, query: dict[str, str]) -> SortLink:
-    current = sort.removeprefix("-") == name
-    down = sort.startswith("-") if current else False
-    other = name if down or (not current and name in ("name", "state")) else f"-{name}"
-    direction = ("descending" if down else "ascending") if current else ""
-    return SortLink(name, name, _href("/runs", {**query, "sort": other}), direction)
-
-
-def _href(path: str, query: dict[str, str | None]) -> str:
-    kept = {name: value for name, value in query.items() if value}
-    return f"{path}?{urlencode(kept)}" if kept else path
 
 
 # ---------------------------------------------------------------- overview and charts
@@ -270,7 +158,7 @@ class FindingsContext:
 def run_checkpoints(request: Request, user: Reader, session: ReadSession, store: AppStore, number: str) -> Response:
     run = service.get_run(session, number)
     every = run.config["stages"][0]["checkpoint"]["every_steps"]
-    text = f"The first one is saved after {every} steps and at the end of every stage; each can be downloaded, loaded and forked."
+    text = f"The first is saved after {every} steps; each can be downloaded, loaded and started from."
     frame = framed(session, store, run, user, "checkpoints")
     return page(request, "runs/checkpoints.html", RunCheckpointsContext(frame, checkpoint_rows(session, run), text))
 
@@ -331,145 +219,3 @@ def _attempt_row(session: Session, view: service.AttemptView) -> AttemptRow:
 
 def _why(transition: Transition) -> str:
     return ": ".join(part for part in (transition.reason, transition.message) if part) or "–"
-
-
-# ---------------------------------------------------------------- log
-@router.get("/runs/{number}/log")
-def log(
-    request: Request,
-    user: Reader,
-    session: ReadSession,
-    store: AppStore,
-    number: str,
-    search: str = "",
-    attempt: int | None = None,
-) -> Response:
-    run = service.get_run(session, number)
-    frame = framed(session, store, run, user, "log")
-    context = log_view.build(session, store, run, frame, search.strip(), attempt)
-    return page(request, "runs/log.html", context)
-
-
-@router.get("/runs/{number}/attempts/{attempt}/engine.log")
-def download_log(_: Reader, session: ReadSession, store: AppStore, number: str, attempt: int) -> Response:
-    run = service.get_run(session, number)
-    return log_view.download(store, run, service.get_attempt(session, run, attempt))
-
-
-# ---------------------------------------------------------------- config
-@dataclass(frozen=True)
-class ConfigContext:
-    frame: Frame
-    yaml: str
-    config_hash: str
-    git_commit: str | None
-    config_href: str
-    config_name: str
-    parent_href: str
-    parent_label: str
-    parent_text: str
-    reward_sources: list[tuple[str, str]]
-    owner: str
-    created_at: datetime
-    versions: list[tuple[str, str]]
-
-
-@router.get("/runs/{number}/config")
-def config(request: Request, user: Reader, session: ReadSession, store: AppStore, number: str) -> Response:
-    run = service.get_run(session, number)
-    named = session.get(NamedConfig, run.config_id) if run.config_id else None
-    owner = session.get(User, run.owner_id) if run.owner_id else None
-    started = service.newest_event(session, run, "started")
-    parent = _parent(session, run)
-    context = ConfigContext(
-        frame=framed(session, store, run, user, "config"),
-        yaml=_yaml(run),
-        config_hash=run.config_hash,
-        git_commit=run.git_commit,
-        config_href=f"/configs/{named.name}/{named.version}" if named else "",
-        config_name=f"{named.name}, version {named.version}" if named else "",
-        parent_href=parent[0],
-        parent_label=parent[1],
-        parent_text=parent[2],
-        reward_sources=sorted(run.reward_sources.items()),
-        owner=owner.name if owner else "import" if run.imported else "–",
-        created_at=run.created_at,
-        versions=sorted((started.payload.get("versions") or {}).items()) if started else [],
-    )
-    return page(request, "runs/config.html", context)
-
-
-def _parent(session: Session, run: Run) -> tuple[str, str, str]:
-    checkpoint = session.get(Checkpoint, run.parent_checkpoint_id) if run.parent_checkpoint_id else None
-    origin = session.get(Run, run.parent_run_id) if run.parent_run_id else None
-    if checkpoint is not None:
-        where = f"#{origin.number}, " if origin else ""
-        return (
-            f"/checkpoints/{checkpoint.id}",
-            "starts at checkpoint",
-            f"{where}{checkpoint.stage}, step {checkpoint.step}",
-        )
-    return (f"/runs/{origin.number}", "cloned from", f"#{origin.number}") if origin else ("", "", "")
-
-
-def _yaml(run: Run) -> str:
-    return str(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100))
-
-
-@router.get("/runs/{number}/config.yaml")
-def download_config(_: Reader, session: ReadSession, number: str) -> Response:
-    run = service.get_run(session, number)
-    disposition = f'attachment; filename="run-{run.number}.yaml"'
-    return Response(_yaml(run), media_type="application/yaml", headers={"Content-Disposition": disposition})
-
-
-# ---------------------------------------------------------------- steer
-@router.post("/runs/{number}/pause")
-def pause(user: Runner, session: WriteSession, number: str) -> Response:
-    return _steered(service.pause, user, session, number, "The run saves a checkpoint and frees its device.")
-
-
-@router.post("/runs/{number}/resume")
-def resume(user: Runner, session: WriteSession, number: str) -> Response:
-    return _steered(service.resume, user, session, number, "The run is queued again.")
-
-
-@router.post("/runs/{number}/cancel")
-def cancel(user: Runner, session: WriteSession, number: str) -> Response:
-    return _steered(service.cancel, user, session, number, "The run is being cancelled.")
-
-
-def _steered(act: Any, user: User, session: Session, number: str, words: str) -> Response:
-    run = service.get_run(session, number)
-    try:
-        act(session, run, user)
-    except Conflict as error:
-        return redirect(f"/runs/{number}", error.detail, "warn")
-    return redirect(f"/runs/{number}", words)
-
-
-@router.post("/runs/{number}/early-stopping")
-def early_stopping(user: Runner, session: WriteSession, number: str, mode: Annotated[str, Form()]) -> Response:
-    run = service.get_run(session, number)
-    if mode not in ("off", "observe", "stop"):
-        raise Invalid.of([Problem("mode", mode[:40], "is no mode of early stopping", "use off, observe or stop")])
-    try:
-        service.set_early_stopping(session, run, user, mode)
-    except Conflict as error:
-        return redirect(f"/runs/{number}", error.detail, "warn")
-    words = {
-        "off": "Early stopping is off.",
-        "observe": "Early stopping only observes.",
-        "stop": "Early stopping may stop the run.",
-    }
-    return redirect(f"/runs/{number}", words[mode])
-
-
-@router.post("/runs/{number}/delete")
-def delete(user: Runner, session: WriteSession, store: AppStore, number: str) -> Response:
-    run = service.get_run(session, number)
-    service.check_deletable(session, run)
-    service.remove_files(store, run)
-    name = run.name
-    service.delete_run(session, run)
-    return redirect("/runs", f"Run #{number}, {name}, is deleted.")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.forms import Choice, Items, Leaf, Section, SchemaForm
+from app.forms import Choice, Items, Leaf, SchemaForm, Section
 from grpo_engine.config import RunConfig
 
 FORM = SchemaForm(RunConfig.model_json_schema())
