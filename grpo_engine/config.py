@@ -46,7 +46,8 @@ class TinyLlamaModel(Config):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> TinyLlamaModel:
         if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads = {2 * self.num_heads}")
+            multiple = 2 * self.num_heads
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads = {multiple}")
         return self
 
 
@@ -55,7 +56,7 @@ ModelConfig = Annotated[FolderModel | TinyLlamaModel, Field(discriminator="sourc
 
 # ---------------------------------------------------------------- data
 class AdditionData(Config):
-    """Procedural addition, `347+285=`; a tenth of all problems (crc32 of the prompt) is held out and never trained on."""
+    """Procedural addition, `347+285=`; a tenth of all problems (by crc32) is held out and never trained on."""
 
     source: Literal["addition"] = "addition"
     num_digits: int = Field(3, ge=1, le=9)

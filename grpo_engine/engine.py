@@ -155,7 +155,7 @@ def _prepare_torch(config: RunConfig) -> None:
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed)
-    transformers_logging.disable_progress_bar()  # the log is a file
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the log is a file
 
 
 def _device(config: RunConfig) -> torch.device:
@@ -208,7 +208,10 @@ def _rl_parts(
     scorer = None
     if reference is not None:
         scorer = ReferenceScorer(
-            reference, max_micro_batch_rows=stage.max_micro_batch_rows, pad_token_id=policy.tokenizer.pad_token_id
+            reference,
+            max_micro_batch_rows=stage.max_micro_batch_rows,
+            pad_token_id=policy.tokenizer.pad_token_id,
+            dtype=config.dtype,
         )
     pipeline = SynchronousPipeline(
         source, sampler, partial(score_all, rewards), combine,

@@ -85,7 +85,7 @@ class Rollouts(Event):
 
 
 class Trained(Event):
-    """One optimizer step was done. Boot-clock seconds (CLOCK_BOOTTIME) prove on one host that no two engines overlapped."""
+    """One optimizer step was done. Boot-clock seconds prove on one host that no two engines overlapped."""
 
     type: Literal["trained"] = "trained"
     step: int
@@ -224,12 +224,12 @@ def split_nonfinite(values: Mapping[str, float]) -> tuple[dict[str, float | None
 class Journal:
     """Appends events to an attempt's journal. One writer (rank 0); every line is flushed to the operating system.
 
-    Raises FileExistsError when the folder has a journal already."""
+    Raises FileExistsError when the folder has a journal already: an attempt never continues another's."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL_NAME
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "xb", buffering=0)  # an attempt never continues another's journal
+        self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (close() closes it)
         self._seq = 0
 
     def append(self, type: str, *, stage: str | None = None, **payload: Any) -> AnyEvent:
@@ -266,7 +266,7 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 def read_from(path: Path, offset: int = 0) -> Iterator[tuple[AnyEvent, int]]:
-    """Whole events at and after byte `offset`, each with the offset that follows it. A torn last line is left for later."""
+    """Whole events from byte `offset` on, each with the offset that follows it. A torn last line is left for later."""
     if not path.exists():
         return
     with open(path, "rb") as file:

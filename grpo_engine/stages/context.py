@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_engine.config import RunConfig
 from grpo_engine.control import Control
-from grpo_engine.events import Journal
+from grpo_engine.events import Journal, boot_clock_s
 from grpo_engine.rollout_files import batch_name
 from grpo_engine.types import StageProgress
 
@@ -62,6 +62,18 @@ class StageContext:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.journal.metrics(step, values, stage=self.key)
+
+    def trained(self, applied: bool, started_boot_s: float, **about: Any) -> None:
+        """Journal the optimizer step just done."""
+        self.journal.append(
+            "trained",
+            stage=self.key,
+            step=self.progress.step,
+            applied=applied,
+            started_boot_s=started_boot_s,
+            ended_boot_s=boot_clock_s(),
+            **about,
+        )
 
     def rollout_path(self, batch: int) -> tuple[Path, str]:
         """Where a batch's file goes, absolute and relative to the attempt's directory."""

@@ -87,30 +87,25 @@ def _train(context: StageContext, stage: RLStage, parts: RLParts, batch: Batch) 
     progress, learner = context.progress, parts.learner
     started, started_boot = time.perf_counter(), boot_clock_s()
     rows = train_rows(batch.groups, mask_truncated=stage.mask_truncated)
-    num_tokens = sum(len(row.completion_ids) for row in rows)
-    applied = False
-    values = {"staleness/max": float(learner.policy_version - batch.policy_version), "optimizer/skipped_steps": 0.0}
+    num_tokens = sum(row.num_trained_tokens for row in rows)
+    staleness = learner.policy_version - batch.policy_version
     context.control.wait_until_allowed()
-    if rows:
-        stats = learner.accumulate(rows, float(num_tokens))
-        context.control.wait_until_allowed()
-        result = learner.step()
-        parts.sampler.load_weights(learner.iter_full_weights(), learner.policy_version)
-        applied = result.applied
-        values |= stats | {
-            "optimizer/gradient_norm": result.gradient_norm,
-            "optimizer/learning_rate": result.learning_rate,
-            "optimizer/skipped_steps": float(not result.applied),
-        }
+    stats = learner.accumulate(rows, float(num_tokens)) if rows else {}
+    context.control.wait_until_allowed()
+    result = learner.step()
+    parts.sampler.load_weights(learner.iter_full_weights(), learner.policy_version)
     progress.step += 1
     progress.policy_version = learner.policy_version
     progress.prompt_position = batch.next_position
     progress.num_tokens += num_tokens
-    context.journal.append(
-        "trained", stage=context.key, step=progress.step, batches=[batch.number], dropped=dropped_groups(batch.groups),
-        applied=applied, started_boot_s=started_boot, ended_boot_s=boot_clock_s(),
-    )  # fmt: skip
-    return values | {"time/train_s": time.perf_counter() - started}
+    context.trained(result.applied, started_boot, batches=[batch.number], dropped=dropped_groups(batch.groups))
+    return stats | {
+        "staleness/max": float(staleness),
+        "optimizer/gradient_norm": result.gradient_norm,
+        "optimizer/learning_rate": result.learning_rate,
+        "optimizer/skipped_steps": float(not result.applied),
+        "time/train_s": time.perf_counter() - started,
+    }
 
 
 def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> bool:

@@ -26,7 +26,7 @@ def run_sft(
         started, started_boot = time.perf_counter(), boot_clock_s()
         prompts = source.take(progress.prompt_position, stage.rows_per_step)
         rows = [TrainRow(prompt.token_ids, encode_demonstration(prompt)) for prompt in prompts]
-        num_tokens = sum(len(row.completion_ids) for row in rows)
+        num_tokens = sum(row.num_trained_tokens for row in rows)
         stats = learner.accumulate(rows, float(num_tokens))
         context.control.wait_until_allowed()
         result = learner.step()
@@ -47,10 +47,7 @@ def run_sft(
                 "memory/rss_bytes": resident_bytes(),
             },
         )
-        context.journal.append(
-            "trained", stage=context.key, step=progress.step, applied=result.applied,
-            started_boot_s=started_boot, ended_boot_s=boot_clock_s(),
-        )  # fmt: skip
+        context.trained(result.applied, started_boot)
         if progress.step % 20 == 0 or progress.step == stage.num_steps:
             log.info("%s step %d/%d loss %.4f", context.key, progress.step, stage.num_steps, stats["loss"])
         if progress.step % stage.checkpoint.every_steps == 0 and progress.step < stage.num_steps:
