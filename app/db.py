@@ -59,7 +59,8 @@ def _make_engine(url: str, synchronous: str, *, immediate: bool) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # the driver must not begin transactions of its own
-        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+        wait = f"busy_timeout={BUSY_TIMEOUT_S * 1000}"
+        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON", wait):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

@@ -42,7 +42,13 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {datetime: UTCDateTime, uuid.UUID: Uuid, dict[str, Any]: JSON, list[Any]: JSON, list[str]: JSON}
+    type_annotation_map = {
+        datetime: UTCDateTime,
+        uuid.UUID: Uuid,
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+        list[str]: JSON,
+    }
 
 
 class WithId:
