@@ -31,10 +31,17 @@ def kept_mask(logits_BV: Tensor, top_k: int, top_p: float, min_p: float) -> Tens
     return kept_BV
 
 
+def cumulative(probabilities_BV: Tensor) -> Tensor:
+    """Running sum over the last axis. On CUDA torch refuses its own in deterministic mode, so the CPU does it there."""
+    if probabilities_BV.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return probabilities_BV.cpu().cumsum(-1).to(probabilities_BV.device)
+    return probabilities_BV.cumsum(-1)
+
+
 def _top_p(logits_BV: Tensor, top_p: float) -> Tensor:
     """The smallest set of likeliest tokens whose mass reaches top_p, with all ties of its last member."""
     sorted_BV, _ = logits_BV.sort(dim=-1, descending=True)
-    mass_BV = torch.softmax(sorted_BV.double(), dim=-1).cumsum(-1)
+    mass_BV = cumulative(torch.softmax(sorted_BV.double(), dim=-1))
     # A token is needed as long as the tokens before it have not reached top_p; the first one always is.
     num_needed_B1 = (mass_BV[:, :-1] < top_p).sum(-1, keepdim=True)
     last_B1 = sorted_BV.gather(-1, num_needed_B1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.model.truncation import IMPOSSIBLE, kept_mask
+from grpo_engine.model.truncation import IMPOSSIBLE, cumulative, kept_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def choose(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | Non
 
 def inverse_distribution(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """First token id whose cumulative probability exceeds the number in [0, 1); never one of probability 0."""
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+    cumulative_BV = cumulative(logprobs_BV.double().exp())
     total_B = cumulative_BV[:, -1]
     # Below the total even when the product rounds up to it, so that the search always ends at a possible token.
     target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
