@@ -32,9 +32,10 @@ PATIENCE_S = 40
 class WorkerHouse:
     """Use as a context manager; at its end no process of it may be left."""
 
-    def __init__(self, home: Path, *, quick: bool = True, engine: Path | None = STEPPER) -> None:
+    def __init__(self, home: Path, *, quick: bool = True, engine: Path | None = STEPPER, **changes: float) -> None:
+        """`engine` None: the real one. `changes` of the settings' times."""
         command = [sys.executable, str(engine)] if engine else []
-        timing: dict[str, Any] = QUICK if quick else {}
+        timing: dict[str, Any] = (QUICK if quick else {}) | changes
         self.settings = Settings(home=home, engine_command=command, **timing)
         self._environment = {f"COHORT_{name.upper()}": str(value) for name, value in timing.items()}
         self._environment |= {"COHORT_HOME": str(home), "COHORT_ENGINE_COMMAND": json.dumps(command)}
@@ -122,9 +123,12 @@ class WorkerHouse:
             "needs": {"device": "cpu", "num_ranks": num_ranks, "labels": []},
             "stand_in": stand_in,
         }
+        return self.launch_config(config, send=send)
+
+    def launch_config(self, config: Mapping[str, Any], *, send: bool = True) -> uuid.UUID:
         run = add_run(self.db, config=config)
         if send:
-            send_work(self.settings)
+            self.send()
         return run
 
     def run_row(self, run: uuid.UUID) -> Run:
@@ -143,12 +147,12 @@ class WorkerHouse:
     def wait_for_step(self, run: uuid.UUID, step: int, seconds: float = PATIENCE_S) -> None:
         wait_until(lambda: self.run_row(run).step >= step, seconds, f"step {step} is in the database")
 
-    def wait_for_attempt(self, run: uuid.UUID, number: int) -> None:
+    def wait_for_attempt(self, run: uuid.UUID, number: int, seconds: float = PATIENCE_S) -> None:
         def begun() -> bool:
             row = self.run_row(run)
             return row.num_attempts >= number and row.state == "running"
 
-        wait_until(begun, PATIENCE_S, f"attempt {number} runs")
+        wait_until(begun, seconds, f"attempt {number} runs")
 
     def ask(self, intent: str, run: uuid.UUID) -> str | None:
         """cancel, pause or resume, as the web application does it."""
@@ -170,8 +174,8 @@ class WorkerHouse:
             rows = select(Checkpoint).where(Checkpoint.run_id == run).order_by(Checkpoint.step.desc())
             return list(session.scalars(rows))
 
-    def check(self, run: uuid.UUID, state: str) -> list[Attempt]:
+    def check(self, run: uuid.UUID, state: str, seconds: float = PATIENCE_S) -> list[Attempt]:
         """Wait for the run's last state and for its processes to be gone, then assert every invariant."""
-        self.wait_for_state(run, state)
+        self.wait_for_state(run, state, seconds=seconds)
         wait_until(lambda: not self.engine_pids(run), PATIENCE_S, "no engine process is left")
         return check_run(self.db, self.settings, run, state)

@@ -1,0 +1,39 @@
+"""The real engine under real workers: killed, frozen and paused, it goes on to its end and keeps the invariants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine_configs import rl_stage, tiny_config
+from tests.integration.test_workers_kills import frozen, kill
+from tests.waiting import wait_until
+from tests.worker_house import WorkerHouse
+
+START_S = 100
+"""Importing torch on a busy machine."""
+
+
+@pytest.mark.timeout(300)
+def test_the_real_engine_is_killed_then_frozen_then_paused_and_trains_to_its_end(tmp_path: Path) -> None:
+    stage = rl_stage(num_steps=150, checkpoint={"every_steps": 10}, evaluation={"every_steps": 1000, "num_prompts": 4})
+    with WorkerHouse(tmp_path / "home", engine=None, stop_grace_s=15) as house:
+        house.staff()
+        run = house.launch_config(tiny_config(stage).model_dump(mode="json"))
+        house.wait_for_step(run, 12, START_S)
+        kill(house.attempt_row(run).pid)
+
+        house.wait_for_attempt(run, 2, START_S)
+        with frozen(house, house.workers[house.worker_of(run)].pid, house.attempt_row(run).pid):
+            house.wait_for_attempt(run, 3, START_S)
+        wait_until(lambda: len(house.engine_pids(run)) == 1, START_S, "the second engine gave up")
+
+        house.ask("pause", run)
+        house.wait_for_state(run, "paused", seconds=15)
+        house.ask("resume", run)
+        attempts = house.check(run, "completed", START_S)
+        assert [attempt.state for attempt in attempts] == ["lost", "lost", "stopped", "finished"]
+        assert attempts[3].repeated_steps == 0
+        row = house.run_row(run)
+        assert (row.stage, row.steps_done, row.restarts, len(row.sparkline)) == ("0-rl", 150, 2, 60)
