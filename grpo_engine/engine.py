@@ -44,6 +44,8 @@ from grpo_engine.training.learner import TorchLearner
 from grpo_engine.training.objectives import PolicyObjective, SupervisedObjective
 from grpo_engine.types import Completion, Prompt, StageProgress
 
+SEEDS = 2**32
+"""Run seeds are below this."""
 REFERENCE_FILE = "reference.safetensors"
 log = logging.getLogger("cohort")
 
@@ -175,7 +177,13 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
     if resumed is not None:
         learner.load(resumed / "trainer")
     reference = _reference(attempt, policy, progress, resumed) if _wants_reference(stage) else None
-    source = open_source(stage.data, policy.tokenizer, seed=config.seed)
+    source = open_source(
+        stage.data,
+        policy.tokenizer,
+        seed=config.seed + progress.stage_index * SEEDS,  # each stage has an order of its own
+        demonstrations=isinstance(stage, SFTStage),
+        field=f"stages.{progress.stage_index}.data",
+    )
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
         return run_sft(context, stage, source, learner, partial(encode_demonstration, policy))
