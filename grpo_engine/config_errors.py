@@ -14,8 +14,9 @@ from grpo_engine.config_paths import locate
 from grpo_engine.config_words import phrase, show, show_value
 from grpo_engine.errors import InvalidConfig, Problem
 
-MAX_CHARACTERS = 1_000_000
-MAX_VALUES = 100_000
+MAX_CHARACTERS = 100_000
+"""Longest config: the YAML reader is slow, and what a person writes is a tenth of this."""
+MAX_VALUES = 20_000
 """Values in a config after its YAML aliases are expanded."""
 
 

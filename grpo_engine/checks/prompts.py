@@ -84,12 +84,14 @@ def _rendered(key: str, prompt: Prompt) -> RenderedPrompt:
 
 
 def _refuse_data(stage: Stage, field: str, sentence: str, report: Report) -> None:
-    """A DataError as a problem: its text names the setting, or the file is at fault; the remedy follows the first ;."""
+    """A DataError as a problem: its text names the setting, or the file is at fault; the remedy follows the last ;."""
     named = re.search(rf"{re.escape(field)}\.(\w+)", sentence)
     setting = {"file": "path", "reasoning_gym": "task", "addition": "source"}[stage.data.source]
     name = named.group(1) if named else setting
-    message, _, remedy = sentence.partition("; ")
-    report.refuse(f"{field}.{name}", getattr(stage.data, name, ""), message, remedy or "correct the data")
+    message, _, remedy = sentence.rpartition("; ")
+    report.refuse(
+        f"{field}.{name}", getattr(stage.data, name, ""), message or remedy, remedy if message else "correct it"
+    )
 
 
 def _check_held_out(stage: Stage, index: int, num_held_out: int, report: Report) -> None:

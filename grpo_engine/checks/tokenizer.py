@@ -105,7 +105,7 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 class _Generation(Extension):
-    """{% generation %} … {% endgeneration %} marks the assistant's text for other uses; here it is rendered as it is."""
+    """{% generation %} … {% endgeneration %} marks the assistant's text for other uses; here it is just rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
