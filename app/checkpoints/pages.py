@@ -68,7 +68,8 @@ def checkpoint_rows(session: Session, run: Run) -> list[CheckpointRow]:
 
 def _names(session: Session, views: list[service.CheckpointView]) -> dict[uuid.UUID, str]:
     ids = {view.checkpoint.run_id for view in views}
-    return dict(session.execute(select(Run.id, Run.name).where(Run.id.in_(ids))).tuples().all())
+    rows = session.execute(select(Run.id, Run.name).where(Run.id.in_(ids)))
+    return {row.id: row.name for row in rows}
 
 
 def _row(view: service.CheckpointView, name: str) -> CheckpointRow:

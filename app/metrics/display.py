@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app.formatting import MINUS, MISSING, duration, number, percent, size
 from app.models import Attempt, Point, Run, Series
 from app.runs.progress import stage_index
-from grpo_engine.diagnostics.catalogue import KEY_INDICATORS, info, judge
+from grpo_engine.diagnostics.catalogue import KEY_INDICATORS, METRICS, info, judge
 
 WINDOW_STEPS = 60
 SFT_INDICATORS = (
@@ -145,11 +145,20 @@ def overview_charts(run: Run, stage: str, values: Values) -> ChartSet:
 
 def all_charts(run: Run, stage: str, values: Values) -> ChartSet:
     """One chart a metric, metrics of a group side by side."""
-    names = sorted(
-        values, key=lambda name: (_GROUPS.index(group) if (group := info(name).group) in _GROUPS else 99, name)
-    )
+    names = sorted(values, key=_place)
     with_rollouts = run.config["stages"][stage_index(stage)]["kind"] != "sft"
     return _chart_set(run, stage, [_chart([name], values) for name in names], with_rollouts=with_rollouts, wide=True)
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """Order of a metric among the charts: its group, then the catalogue's order."""
+    group = info(name).group
+    known = list(METRICS)
+    return (
+        _GROUPS.index(group) if group in _GROUPS else len(_GROUPS),
+        known.index(name) if name in METRICS else len(known),
+        name,
+    )
 
 
 def _chart(names: list[str], values: Values, label: str = "") -> Chart:

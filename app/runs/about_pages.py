@@ -73,7 +73,7 @@ def config(request: Request, user: Reader, session: ReadSession, store: AppStore
         frame=framed(session, store, run, user, "config"),
         yaml=_yaml(run),
         config_hash=run.config_hash,
-        git_commit=run.git_commit,
+        git_commit=run.git_commit or (started.payload.get("git_commit") if started else None),
         config_href=f"/configs/{named.name}/{named.version}" if named else "",
         config_name=f"{named.name}, version {named.version}" if named else "",
         parent_href=parent[0],

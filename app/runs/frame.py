@@ -153,8 +153,8 @@ def current_stage(run: Run) -> str:
 
 def _actions(state: str) -> frozenset[str]:
     if state in TERMINAL_STATES:
-        return frozenset({"delete"})
-    found = {"cancel"} if state != "cancelling" else set()
+        return frozenset({"clone", "delete"})
+    found = {"clone", "cancel"} if state != "cancelling" else {"clone"}
     if state in ("queued", "starting", "running"):
         found.add("pause")
     return frozenset(found | ({"resume"} if state == "paused" else set()))

@@ -111,7 +111,7 @@ def _share(run: Run) -> int:
 def _workers_of(session: Session, runs: list[Run]) -> dict[uuid.UUID, str]:
     query = select(Attempt.run_id, Worker.name).join(Worker, Worker.id == Attempt.worker_id)
     rows = session.execute(query.where(Attempt.run_id.in_([run.id for run in runs])).order_by(Attempt.number))
-    return dict(rows.tuples().all())
+    return {row.run_id: row.name for row in rows}
 
 
 def _sort_link(name: str, sort: str, query: dict[str, str]) -> SortLink:
