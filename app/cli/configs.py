@@ -10,6 +10,12 @@ import yaml
 from app.cli.failures import CliError
 
 
+def named_file(pair: str) -> tuple[str, Path]:
+    """`NAME=FILE`, or FILE alone, which is named like the file without its ending."""
+    name, _, file = pair.rpartition("=")
+    return name or Path(file).stem, Path(file)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The YAML mapping in `path`. Raises CliError naming the line that is no YAML."""
     try:

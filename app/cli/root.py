@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from app.cli import demo as demo_run
+from app.cli.configs import named_file
 from app.cli.local import local_session
 from app.cli.people import token_cli, user_cli
 from app.cli.runs import run_cli
@@ -90,10 +91,10 @@ def migrate() -> None:
 @config_cli.command("check")
 def check_config(
     file: Annotated[Path, typer.Option("-f", "--file", help="Config, YAML.")],
-    reward: Annotated[list[str] | None, typer.Option(help="NAME=FILE of a custom reward; may be repeated.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="[NAME=]FILE of a custom reward; may be repeated.")] = None,
 ) -> None:
     """Check a config against its model folder, data and rewards on this machine, without a server."""
-    rewards = [word for pair in reward or () for word in ("--reward", pair)]
+    rewards = [f"--reward={name}={path}" for name, path in map(named_file, reward or ())]
     command = [sys.executable, "-m", "grpo_engine", "preflight", str(file), *rewards]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.cli.configs import read_config
+from app.cli.configs import named_file, read_config
 from app.cli.failures import CliError
 from app.cli.follow import exit_status, summary
 from app.cli.follow import follow as follow_run
@@ -132,10 +132,9 @@ def _follow(server: CohortClient, number: int) -> int:
 
 
 def _reward(pair: str) -> tuple[str, str]:
-    name, _, file = pair.rpartition("=")
-    path = Path(file)
+    name, path = named_file(pair)
     try:
-        return name or path.stem, path.read_text()
+        return name, path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"Cannot read the reward {path}: {error}.") from error
 
