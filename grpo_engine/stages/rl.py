@@ -132,6 +132,8 @@ def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> b
 
 
 def _evaluate(context: StageContext, parts: RLParts, *, step: int) -> None:
+    if not parts.evaluation.prompts:  # a file of which nothing is held out
+        return
     context.promise(120, "evaluating on held-out prompts")
     result = parts.evaluation.run(parts.sampler)
     context.journal.append(

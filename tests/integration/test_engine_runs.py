@@ -98,6 +98,13 @@ def write_rows(folder):
     return path
 
 
+def test_a_file_without_held_out_rows_trains_without_evaluation(tmp_path):
+    config = tiny_config(rl_stage(data={"source": "file", "path": str(write_rows(tmp_path))}, num_steps=2))
+    assert run_engine(config, tmp_path / "run") == 0
+    assert named(tmp_path / "run", "evaluation") == []
+    assert len(named(tmp_path / "run", "trained")) == 2
+
+
 def test_the_resolved_config_is_stored_and_hashes_alike(finished):
     stored = RunConfig.model_validate(json.loads((finished / "config.json").read_text()))
     assert named(finished, "started")[0].config_hash == stored.hash() == tiny_config().hash()
