@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
@@ -19,7 +19,6 @@ from app.configs.api import router as configs
 from app.db import Database
 from app.errors import Forbidden, install_handlers, problem_response
 from app.findings.api import router as findings
-from app.idempotency import ApiRoute
 from app.metrics.api import router as metrics
 from app.rewards.api import router as rewards
 from app.rollouts.api import router as rollouts
@@ -65,10 +64,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.secret_key = load_secret_key(settings)
     install_handlers(app)
     app.add_middleware(Guard)
-    api = APIRouter(prefix="/api/v1", route_class=ApiRoute)
     for router in FEATURES:
-        api.include_router(router)
-    app.include_router(api)
+        app.include_router(router, prefix="/api/v1")
     app.add_api_route("/docs", _docs, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     include_pages(app)

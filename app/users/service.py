@@ -70,9 +70,9 @@ def create_user(session: Session, name: str, permissions: Sequence[str], passwor
         raise Conflict(f"There is already a user {name}.")
     user = User(name=name, permissions=checked_permissions(permissions))
     session.add(user)
+    session.flush()
     if password is not None:
         set_password(session, user, password)
-    session.flush()
     return user
 
 
