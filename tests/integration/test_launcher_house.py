@@ -61,7 +61,11 @@ class Launched:
         def alive() -> list[psutil.Process]:
             return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
-        wait_until(lambda: not alive(), 20, "no process left")
+        try:
+            wait_until(lambda: not alive(), 20, "no process left")
+        finally:
+            for process in alive():
+                process.kill()
 
 
 def free_port() -> int:
