@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +135,8 @@ def _context(config: Mapping[str, Any], folder: Path) -> int:
 def _count_parameters(path: Path) -> int:
     """Parameters of a safetensors file, read from its header: 8 bytes of length, then JSON."""
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > _MAX_HEADER_BYTES:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= _MAX_HEADER_BYTES:
             raise ValueError(f"{path.name} is not a safetensors file")
         header = json.loads(file.read(length))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
