@@ -25,6 +25,9 @@ from grpo_engine.events import JOURNAL_NAME
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
+LONG = 100_000
+"""Steps of a run that does not end by itself."""
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerHouse]:
@@ -143,13 +146,21 @@ def test_a_frozen_worker_is_succeeded_and_never_trains_beside_its_successor(hous
 
 
 def test_a_worker_frozen_for_less_than_the_loss_time_goes_on(house: WorkerHouse) -> None:
-    run = house.launch(40)
+    run = house.launch(LONG)
     house.wait_for_step(run, 7)
     with frozen(house, house.attempt_row(run).pid):
         wait_until(lambda: engine_waits(house, run), 10, "the engine waits at its deadline")
+        step = last_step(house, run)
 
-    (attempt,) = house.check(run, "completed")
+    house.wait_for_step(run, step + 5)
+    house.ask("cancel", run)
+    (attempt,) = house.check(run, "cancelled")
     assert attempt.repeated_steps == 0
+
+
+def last_step(house: WorkerHouse, run: uuid.UUID) -> int:
+    """Steps in the journal of the run's first attempt."""
+    return (house.settings.attempt_folder(run, 1) / JOURNAL_NAME).read_text().count('"trained"')
 
 
 def engine_waits(house: WorkerHouse, run: uuid.UUID) -> bool:
@@ -195,27 +206,31 @@ def test_a_hundred_messages_start_one_engine(house: WorkerHouse) -> None:
 
 
 def test_a_locked_database_holds_the_engine_at_its_deadline_and_ends_nothing(house: WorkerHouse) -> None:
-    run = house.launch(60)
+    run = house.launch(LONG)
     house.wait_for_step(run, 7)
     with sqlite_lock(house.settings.home / "cohort.db"):
         wait_until(lambda: engine_waits(house, run), 10, "the engine waits at its deadline")
+        step = last_step(house, run)
 
-    (attempt,) = house.check(run, "completed")
+    house.wait_for_step(run, step + 5)
+    house.ask("cancel", run)
+    (attempt,) = house.check(run, "cancelled")
     assert attempt.number == 1
 
 
 def test_with_the_default_times_an_engine_trains_on_through_a_database_locked_for_20_s(tmp_path: Path) -> None:
     with WorkerHouse(tmp_path / "home", quick=False) as house:
         house.staff()
-        run = house.launch(400)
+        run = house.launch(LONG)
         house.wait_for_step(run, 3)
-        journal = house.settings.attempt_folder(run, 1) / JOURNAL_NAME
-        before = journal.read_text().count('"trained"')
+        before = last_step(house, run)
         with sqlite_lock(house.settings.home / "cohort.db"):
             threading.Event().wait(20)
-        assert journal.read_text().count('"trained"') > before + 50
+        assert last_step(house, run) > before + 50
         house.wait_for_step(run, before + 50)
 
         kill(house.attempt_row(run).pid)
-        one, two = house.check(run, "completed")
-        assert (one.state, two.state) == ("lost", "finished")
+        house.wait_for_attempt(run, 2)
+        house.ask("cancel", run)
+        one, two = house.check(run, "cancelled")
+        assert (one.state, two.state) == ("lost", "stopped")
