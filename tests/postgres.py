@@ -50,6 +50,11 @@ class PostgresServer:
         self._run([find_binary("createdb"), "-h", str(self.folder), "-U", "cohort", "-T", template, name])
         return name
 
+    def restart(self) -> None:
+        """Every session is cut off, as by a crash."""
+        log = str(self.folder / "log")
+        self._run([find_binary("pg_ctl"), "-D", str(self.data), "-l", log, "-m", "immediate", "-w", "restart"])
+
     def stop(self) -> None:
         self._run([find_binary("pg_ctl"), "-D", str(self.data), "-m", "immediate", "-w", "stop"])
         shutil.rmtree(self.folder)

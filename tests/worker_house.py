@@ -32,13 +32,22 @@ PATIENCE_S = 40
 class WorkerHouse:
     """Use as a context manager; at its end no process of it may be left."""
 
-    def __init__(self, home: Path, *, quick: bool = True, engine: Path | None = STEPPER, **changes: float) -> None:
-        """`engine` None: the real one. `changes` of the settings' times."""
+    def __init__(
+        self,
+        home: Path,
+        *,
+        quick: bool = True,
+        engine: Path | None = STEPPER,
+        database_url: str = "",
+        **changes: float,
+    ) -> None:
+        """`engine` None: the real one. `database_url` empty: SQLite. `changes` of the settings' times."""
         command = [sys.executable, str(engine)] if engine else []
         timing: dict[str, Any] = (QUICK if quick else {}) | changes
-        self.settings = Settings(home=home, engine_command=command, **timing)
+        self.settings = Settings(home=home, database_url=database_url, engine_command=command, **timing)
         self._environment = {f"COHORT_{name.upper()}": str(value) for name, value in timing.items()}
         self._environment |= {"COHORT_HOME": str(home), "COHORT_ENGINE_COMMAND": json.dumps(command)}
+        self._environment |= {"COHORT_DATABASE_URL": database_url}
         self._environment |= {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
