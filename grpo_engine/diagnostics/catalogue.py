@@ -142,7 +142,7 @@ _PART_ABSTAINED = MetricInfo(
 
 
 def info(name: str) -> MetricInfo:
-    """The metric's entry; for reward/part/<part>/mean and …/abstained_share, and for an unknown name, one made for it."""
+    """The metric's entry; for reward/part/<part>/mean, …/abstained_share and unknown names, one made for it."""
     if name in METRICS:
         return METRICS[name]
     match name.split("/"):
