@@ -23,6 +23,8 @@ QUERIES = {
     "/api/v1/runs/{run}/series": "names=reward/mean&names=policy/kl",
     "/api/v1/runs/{run}/log/search": "text=step",
     "/api/v1/configs/diff": "before=preset:demo&after=run:1",
+    "/configs/diff": "a=preset:demo&b=preset:r1",
+    "/runs/{number}/series": "stage=1-rl&names=%5B%22loss%22%5D",
 }
 NAMES = {"/api/v1/presets": {"name": "demo"}, "/api/v1/rewards": {"name": "exact"}, "/rewards": {"name": "exact"}}
 """Path prefix -> what `name` is there, where it is no config's."""
@@ -79,7 +81,17 @@ def _values(database: Database) -> dict[str, str]:
             "worker_id": worker,
             "user_id": user_id,
         }
-    fixed = {"run": "1", "stage": "1-rl", "step": "10", "attempt": "2", "batch": "10", "index": "1", "completion": "0"}
+    fixed = {
+        "run": "1",
+        "number": "1",
+        "place": "2-10-1",
+        "stage": "1-rl",
+        "step": "10",
+        "attempt": "2",
+        "batch": "10",
+        "index": "1",
+        "completion": "0",
+    }
     named = {"name": "kept", "version": "1", "hash": reward.hash, "path": "config.json", "secret": "x" * 43}
     return {**fixed, **named, **{key: str(value) for key, value in ids.items()}}
 
