@@ -95,15 +95,15 @@ def recent_values(session: Session, run: Run, stage: str) -> dict[str, list[floa
     last = session.scalar(select(func.max(Point.step)).join(own_series, own_series.c.id == Point.series_id))
     if last is None:
         return {}
+    query = select(own_series.c.name, Point.step, Point.value, Point.kind)
+    query = query.join(own_series, own_series.c.id == Point.series_id).order_by(own_series.c.number)
     rare = own_series.c.name.startswith("evaluation/")
-    query = (
-        select(own_series.c.name, Point.step, Point.value, Point.kind)
-        .join(own_series, own_series.c.id == Point.series_id)
-        .where((Point.step > last - WINDOW_STEPS) | rare)
-        .order_by(own_series.c.number)
-    )
+    rows = [
+        *session.execute(query.where(~rare, Point.step > last - WINDOW_STEPS)),
+        *session.execute(query.where(rare)),
+    ]
     found: dict[str, dict[int, float]] = {}
-    for name, step, value, kind in session.execute(query):
+    for name, step, value, kind in rows:
         found.setdefault(name, {})[step] = NAMES_OF_KINDS[kind] if kind else value if value is not None else math.nan
     return {name: [points[step] for step in sorted(points)][-WINDOW_STEPS:] for name, points in found.items()}
 
@@ -127,7 +127,7 @@ def _indicator(name: str, values: Sequence[float]) -> Indicator:
 def overview_charts(run: Run, stage: str, values: Values) -> ChartSet:
     """The charts that tell most, the reward with its parts first."""
     if run.config["stages"][stage_index(stage)]["kind"] == "sft":
-        charts = [_chart([name], values) for name in SFT_INDICATORS[:5]]
+        charts = [_chart([name], values) for name in SFT_INDICATORS]
         return _chart_set(run, stage, charts, with_rollouts=False)
     parts = sorted(name for name in values if name.startswith("reward/part/") and name.endswith("/mean"))
     charts = [

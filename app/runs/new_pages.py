@@ -150,8 +150,7 @@ def _edited(draft: Draft, op: str) -> Draft:
         return replace(draft, data=_loaded(draft.yaml), view="form")
     path, _, kind = rest.partition(" ")
     if verb == "add":
-        blank = schema_form().blank(path, kind)
-        _list_at(draft.data, path).append(blank)
+        _list_at(draft.data, path).append(_blank(path, kind))
     elif verb in ("remove", "up"):
         path, _, index = path.rpartition(".")
         rows = _list_at(draft.data, path)
@@ -159,6 +158,13 @@ def _edited(draft: Draft, op: str) -> Draft:
         if verb == "up" and row is not None:
             rows.insert(max(0, int(index) - 1), row)
     return draft
+
+
+def _blank(path: str, kind: str) -> dict[str, Any]:
+    try:
+        return schema_form().blank(path, kind)
+    except KeyError as error:
+        raise BadRequest(f"The config has no list at {path[:100]!r}.") from error
 
 
 def _list_at(data: Any, path: str) -> list[Any]:
