@@ -49,12 +49,16 @@ def _addresses(app: FastAPI, values: dict[str, str]) -> Iterator[Address]:
     for route in app.routes:
         if isinstance(route, Route):
             names = next((names for prefix, names in NAMES.items() if route.path.startswith(prefix)), {})
-            known = {**values, **names}
-            url = re.sub(r"\{(\w+)(?::\w+)?\}", lambda found, known=known: known[found[1]], route.path)
+            url = _filled(route.path, {**values, **names})
             query = QUERIES.get(route.path)
             for method in sorted(route.methods or ()):
                 if method != "HEAD":
                     yield Address(method, route.path, f"{url}?{query}" if query else url)
+
+
+def _filled(path: str, values: dict[str, str]) -> str:
+    """Example: _filled("/runs/{run}", {"run": "1"}) == "/runs/1"."""
+    return re.sub(r"\{(\w+)(?::\w+)?\}", lambda found: values[found[1]], path)
 
 
 def gets(app: FastAPI) -> list[Address]:

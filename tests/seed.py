@@ -95,7 +95,7 @@ def failed_run(database: Database, settings: Settings, **changes: Any) -> Run:
     run_id = _queued(database, **{"name": "too large", **changes})
     attempt = _claimed(database)
     trace = 'Traceback (most recent call last):\n  File "learner.py", line 97\ntorch.OutOfMemoryError: no memory'
-    end = {"reason": "out_of_memory", "message": "the device has no memory left"}
+    end: dict[str, Any] = {"reason": "out_of_memory", "message": "the device has no memory left"}
     with AttemptWriter(database, settings, attempt) as writer:
         writer.started(0, 0)
         writer.supervised(1, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -73,8 +74,9 @@ def test_a_browser_writes_nothing_without_its_csrf_token(seeded_app: FastAPI) ->
     addresses = [address for address in routes.writes(seeded_app) if not address.template.startswith("/login")]
     forged = browser(seeded_app, csrf=False)
     before = routes.fingerprint(seeded_app.state.database)
+    contents: list[dict[str, Any]] = [{"json": {}}, {"data": {"csrf_token": "0" * 64}}]
     for address in addresses:
-        for content in ({"json": {}}, {"data": {"csrf_token": "0" * 64}}):
+        for content in contents:
             answer = forged.request(address.method, address.url, **content)
             assert answer.status_code == 403, (address, answer.status_code)
     assert routes.fingerprint(seeded_app.state.database) == before

@@ -54,7 +54,7 @@ def test_a_revoked_token_opens_nothing(client: TestClient, app: FastAPI) -> None
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Bearer nonsense", "Basic YTpi", "Bearer cht_é"])
 def test_no_other_authorization_opens_anything(app: FastAPI, value: str) -> None:
     with TestClient(app) as nobody:
-        answer = nobody.get("/api/v1/me", headers={"Authorization": value.encode()})
+        answer = nobody.get("/api/v1/me", headers={b"Authorization": value.encode()})
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
+from alembic.util import CommandError
 from sqlalchemy import create_engine, inspect
 
 from app.db import Database
@@ -37,7 +38,7 @@ def test_the_check_notices_a_model_without_migration(settings: Settings) -> None
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN message")
     engine.dispose()
-    with pytest.raises(command.util.CommandError, match="New upgrade operations"):
+    with pytest.raises(CommandError, match="New upgrade operations"):
         command.check(alembic_config(settings.resolved_database_url))
 
 
