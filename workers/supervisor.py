@@ -62,6 +62,7 @@ class Supervisor:
         self._next_ship = 0.0
         self._kill_at: float | None = None
         self._asked = False
+        self._told_lost = False
         self._announced = False
         self._override: str | None = None
         self._folder = settings.attempt_folder(attempt.run_id, attempt.number)
@@ -212,10 +213,10 @@ class Supervisor:
 
     def _stop_when_asked(self, ranks: Ranks) -> None:
         now = time.monotonic()
-        if self.lost and not self._asked:
+        if self.lost and not self._told_lost:
             log.warning("attempt %s is lost; ending its engine", self.attempt.id)
             ranks.send({"lost": True})
-            self._asked, self._kill_at = True, now + LOST_GRACE_S
+            self._told_lost, self._asked, self._kill_at = True, True, now + LOST_GRACE_S
         if self.shutting_down():
             self._ask_to_stop(ranks, "the worker is shutting down")
         if self._journal.terminal is not None and self._kill_at is None:

@@ -2,7 +2,7 @@
 
     python tests/engines/stepper.py --config FILE --out DIR [--resume CHECKPOINT]
 
-The config's `stand_in` says how: start_s, step_s, checkpoint_every, fail_at, crash_at, linger, ignore_sigterm.
+The config's `stand_in` says how: start_s, step_s, checkpoint_every, fail_at, crash_at, linger, ignore_sigterm, helper.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import argparse
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +55,8 @@ def lead(control: Control, config: dict[str, Any], out: Path, resume: Path | Non
     stand_in = config.get("stand_in", {})
     if stand_in.get("ignore_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if stand_in.get("helper"):  # a module's process that does not mind its parent
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(out)], start_new_session=True)
     pause(stand_in.get("start_s", 0))
     last = config["stages"][0]["num_steps"]
     step = json.loads((resume / "state.json").read_text())["step"] if resume else 0

@@ -53,12 +53,23 @@ def check_resumed(house: WorkerHouse, run: uuid.UUID) -> None:
     assert two.first_step > 0
 
 
-def test_the_celery_child_is_killed(house: WorkerHouse) -> None:
-    run = house.launch(40)
+def test_the_celery_child_is_killed_and_even_a_careless_helper_of_its_engine_is_ended(house: WorkerHouse) -> None:
+    run = house.launch(40, helper=True)
     house.wait_for_step(run, 7)
     kill(house.attempt_row(run).pid)
 
     check_resumed(house, run)
+
+
+def test_the_celery_child_is_killed_before_its_engine_has_started(house: WorkerHouse) -> None:
+    run = house.launch(start_s=30)
+    house.wait_for_state(run, "starting")
+    kill(house.attempt_row(run).pid)
+    wait_until(lambda: house.run_row(run).num_attempts == 2, 20, "the run was taken again")
+
+    house.ask("cancel", run)
+    one, two = house.check(run, "cancelled")
+    assert (one.state, two.state, house.run_row(run).restarts) == ("lost", "stopped", 1)
 
 
 def test_the_workers_main_process_is_killed(house: WorkerHouse) -> None:

@@ -127,11 +127,12 @@ def test_a_pause_frees_the_device_and_the_run_resumes_on_another_worker(house: W
     assert other.devices == one.devices
 
 
-def test_a_worker_that_shuts_down_gives_its_run_back_and_another_goes_on(house: WorkerHouse) -> None:
-    run = house.launch(100)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_shuts_down_gives_its_run_back_and_another_goes_on(house: WorkerHouse, number: int) -> None:
+    run = house.launch(60)
     house.wait_for_step(run, 7)
     name = house.worker_of(run)
-    house.workers[name].send_signal(signal.SIGTERM)
+    house.workers[name].send_signal(number)
 
     one, two = house.check(run, "completed")
     assert (one.state, one.reason, two.repeated_steps) == ("stopped", "worker_shutdown", 0)
