@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -19,10 +20,10 @@ from app.models import Checkpoint, Run
 from app.security import Reader, Runner
 from app.sessions import AppDatabase, AppStore, ReadSession
 from app.web import page, pages_router, redirect
-from grpo_engine.diagnostics.catalogue import info
+from grpo_engine.diagnostics.catalogue import METRICS, info
 
 router = pages_router()
-SHOWN = ("evaluation/accuracy_greedy", "accuracy_greedy", "reward/mean", "loss", "sft/token_accuracy")
+SHOWN = ("evaluation/accuracy_greedy", "reward/mean", "loss", "sft/token_accuracy")
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,16 @@ def _names(session: Session, views: list[service.CheckpointView]) -> dict[uuid.U
     return {row.id: row.name for row in rows}
 
 
+def metric_texts(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Values by the catalogue's names: a checkpoint keeps its evaluation's without their prefix."""
+    named = {f"evaluation/{name}" if f"evaluation/{name}" in METRICS else name: v for name, v in metrics.items()}
+    return {name: " ".join(display(name, value)).strip() for name, value in sorted(named.items())}
+
+
 def _row(view: service.CheckpointView, name: str) -> CheckpointRow:
     row = view.checkpoint
-    shown = [
-        f"{info(key).label.lower()} {' '.join(display(key, row.metrics[key])).strip()}"
-        for key in SHOWN
-        if key in row.metrics
-    ]
+    metrics = metric_texts(row.metrics)
+    shown = [f"{info(name).label.lower()} {metrics[name]}" for name in SHOWN if name in metrics]
     parent = f"step {view.parent_step}" if view.parent_step is not None else "–"
     usable = row.state not in ("damaged", "removed")
     return CheckpointRow(row, view.run_number, name, view.attempt, ", ".join(shown[:2]) or "–", parent, usable)
@@ -100,9 +104,7 @@ def show(request: Request, _: Reader, session: ReadSession, store: AppStore, che
         row=_row(view, run.name),
         files=files,
         files_error=problem,
-        metrics=[
-            (info(name).label, " ".join(display(name, value)).strip()) for name, value in sorted(row.metrics.items())
-        ],
+        metrics=[(info(name).label, text) for name, text in metric_texts(row.metrics).items()],
         parent_href=f"/checkpoints/{row.parent_id}" if view.parent_step is not None else "",
         folder=str(local) if local else row.path,
     )

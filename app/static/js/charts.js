@@ -129,6 +129,16 @@
     };
   }
 
+  // A constant series stands in the middle of a narrow range, not at the foot of 0 to 100.
+  function valueRange(chart) {
+    return (u, low, high) => {
+      if (low === null) return [0, 1];
+      if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+      const reach = Math.abs(low) * 0.1 || (chart.format === "percent" ? 0.01 : 1);
+      return low === 0 ? [0, reach] : [low - reach, high + reach];
+    };
+  }
+
   function options(chart, names) {
     const axis = { stroke: () => colour("--dim"), font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: () => colour("--line"), width: 1 } };
     const lines = names.flatMap((name, index) => [
@@ -141,7 +151,7 @@
       legend: { show: false },
       padding: [8, 10, 0, 0],
       cursor: { sync: { key: "run" }, drag: { x: true, y: false, dist: 6 }, points: { size: 6 }, y: false },
-      scales: { x: { time: false }, y: { distr: view.log ? 3 : 1 } },
+      scales: { x: { time: false }, y: view.log ? { distr: 3 } : { range: valueRange(chart) } },
       axes: [
         { ...axis, size: 22, gap: 3, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 2500, 5000, 10000, 50000], grid: { show: false } },
         { ...axis, size: 46, gap: 5, space: 28, values: (_, ticks) => ticks.map((v) => (v === null ? "" : chart.format === "bytes" ? bytes(v) : chart.format ? `${text(100 * v, true)} %` : text(v, true))) },
