@@ -4,11 +4,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from app.cli.root import cli
 from app.db import Database
 from app.runs.service import create_run
 from app.settings import Settings
@@ -21,7 +25,7 @@ from tests.seed_rollouts import make_groups
 
 EMPTY_STATES = {
     "/runs": "cohort run start -f configs/demo.yaml --follow",
-    "/configs": "cohort config save",
+    "/configs": "press “Save a new version”",
     "/checkpoints": "Launch a run and they appear here",
     "/rewards": "cohort run start -f config.yaml --reward",
     "/workers": "cohort worker",
@@ -50,6 +54,7 @@ SEEDED = [
     "/configs/diff?before=preset:demo&after=run:1",
     "/checkpoints", "/rewards", "/workers", "/settings",
 ]  # fmt: skip
+ROOT = Path(__file__).parents[2]
 MAX_PAGE_BYTES = 120_000
 
 
@@ -190,3 +195,15 @@ def test_every_static_file_a_page_names_is_there(reader: TestClient) -> None:
     files = re.findall(r'(?:src|href)="(/static/[^"]+)"', text)
     assert len(files) >= 8
     assert all(reader.get(file).status_code == 200 for file in files)
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    sources = [*(ROOT / "templates").rglob("*.html"), ROOT / "app" / "runs" / "pages.py"]
+    named = {words for path in sources for words in re.findall(r"cohort ([a-z]+(?: [a-z]+)?)", path.read_text())}
+    commands = get_command(cli)
+    assert isinstance(commands, TyperGroup)
+    assert named
+    for words in named:
+        group, _, rest = words.partition(" ")
+        command = commands.commands[group]
+        assert not isinstance(command, TyperGroup) or rest in command.commands, words
