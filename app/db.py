@@ -53,7 +53,9 @@ def _transaction(engine: Engine) -> Iterator[Session]:
 
 def _make_engine(url: str, synchronous: str, *, immediate: bool) -> Engine:
     if not url.startswith("sqlite"):
-        return create_engine(url, pool_pre_ping=True)
+        # A process frozen inside a transaction must not hold its locks against the rest of the house.
+        options = f"-c idle_in_transaction_session_timeout={BUSY_TIMEOUT_S * 1000}"
+        return create_engine(url, pool_pre_ping=True, connect_args={"options": options})
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     @event.listens_for(engine, "connect")
