@@ -1,8 +1,9 @@
-"""Pages of runs: the list, and one run by tab: overview, charts, checkpoints, findings, timeline, log, config."""
+"""Pages of one run by tab: overview, charts, checkpoints, findings, timeline. Log and config: about_pages."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from app.checkpoints.pages import CheckpointRow, checkpoint_rows
 from app.errors import Invalid
 from app.metrics import service as metrics
 from app.metrics.display import ChartSet, all_charts, overview_charts
-from app.models import Attempt, Checkpoint, Run, Transition, User
+from app.models import Attempt, Checkpoint, Run, Transition, User, Worker
 from app.runs import service
 from app.runs.frame import Frame, build_frame
 from app.runs.side import FindingLine, Side, build_side, finding_lines
@@ -25,7 +26,6 @@ from app.web import page, pages_router
 from grpo_engine.errors import Problem
 
 router = pages_router()
-SORT_COLUMNS = ("name", "state", "last_reward", "created_at")
 MAX_POINTS = 1500
 
 
@@ -58,7 +58,7 @@ def overview(
     text, command = _waiting(session, run)
     context = OverviewContext(
         frame=frame,
-        chart_set=overview_charts(run, frame.stage, frame.values) if frame.values or run.state == "running" else None,
+        chart_set=overview_charts(run, frame.stage, frame.values) if frame.values else None,
         side=build_side(session, store, run, can_run=allowed(user, "run")),
         waiting_text=text,
         waiting_command=command,
@@ -67,8 +67,6 @@ def overview(
 
 
 def _waiting(session: Session, run: Run) -> tuple[str, str]:
-    from app.models import Worker
-
     if run.state == "queued":
         online = session.scalar(select(func.count()).select_from(Worker).where(Worker.state == "online"))
         if not online:
@@ -112,26 +110,27 @@ def series(
         raise Invalid.of(
             [Problem("names", names[:60], "is not a JSON list of metric names", 'such as ["loss"]')]
         ) from error
-    found = metrics.series(session, run, wanted, max_points=max_points)
+    found = {s.name: s.points for s in metrics.series(session, run, wanted, max_points=sys.maxsize)}
+    own = {name: [point for point in points if point.stage == stage] for name, points in found.items()}
+    shown = {name: metrics.downsample(points, max_points) for name, points in own.items()}
     return JSONResponse(
         {
             "stage": stage,
             "attempt": run.num_attempts,
-            "series": {s.name: [[p.step, p.value, p.kind] for p in s.points if p.stage == stage] for s in found},
-            "hidden": {s.name: s.hidden for s in found if s.hidden},
-            "marks": _marks(session, run, stage, found),
+            "series": {name: [[p.step, p.value, p.kind] for p in points] for name, points in shown.items()},
+            "hidden": {name: hidden for name in own if (hidden := len(own[name]) - len(shown[name]))},
+            "marks": _marks(session, run, max(own.values(), key=len, default=[])),
         },
         headers={"Cache-Control": "no-store"},
     )
 
 
-def _marks(session: Session, run: Run, stage: str, found: list[metrics.SeriesData]) -> list[dict[str, Any]]:
+def _marks(session: Session, run: Run, points: list[metrics.PointData]) -> list[dict[str, Any]]:
     """Where a later attempt took over, with the steps it trained again."""
     repeated = {a.attempt.number: a.attempt.repeated_steps for a in service.list_attempts(session, run)}
     marks: list[dict[str, Any]] = []
-    points = max((s.points for s in found), key=len, default=[])
     previous = None
-    for point in (p for p in points if p.stage == stage):
+    for point in points:
         if previous is not None and point.attempt != previous:
             again = repeated.get(point.attempt, 0)
             note = f"attempt {point.attempt} trained {again} steps again" if again else ""

@@ -21,7 +21,7 @@ from grpo_engine.config import RLStage
 from grpo_engine.types import Group, Rollout
 from tests import seed
 from tests.callers import browser
-from tests.seed_rollouts import make_groups
+from tests.seed_rollouts import NAN_STEP, make_groups
 
 EMPTY_STATES = {
     "/runs": "cohort run start -f configs/demo.yaml --follow",
@@ -207,3 +207,16 @@ def test_every_command_that_a_page_names_exists() -> None:
         group, _, rest = words.partition(" ")
         command = commands.commands[group]
         assert not isinstance(command, TyperGroup) or rest in command.commands, words
+
+
+def test_the_charts_say_how_many_points_of_their_stage_they_hide(reader: TestClient) -> None:
+    query = {"stage": "1-rl", "names": '["reward/mean", "policy/kl", "optimizer/gradient_norm"]'}
+    whole = reader.get("/runs/1/series", params=query).json()
+    assert whole["hidden"] == {}
+    assert len(whole["series"]["optimizer/gradient_norm"]) == seed.RL_STEPS
+    assert [NAN_STEP, None, "nan"] in whole["series"]["policy/kl"]
+    assert [mark["x"] for mark in whole["marks"]] == [seed.CHECKPOINT_EVERY + 1]
+    coarse = reader.get("/runs/1/series", params={**query, "max_points": 10}).json()
+    for name, points in coarse["series"].items():
+        assert len(points) + coarse["hidden"][name] == seed.RL_STEPS
+    assert [NAN_STEP, None, "nan"] in coarse["series"]["policy/kl"]
