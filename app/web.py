@@ -176,10 +176,14 @@ class ErrorContext:
 
 
 def error_page(request: Request, status: int, title: str, detail: str, problems: Sequence[Problem]) -> Response:
-    """What a browser sees of an error; htmx gets the notice alone."""
+    """What a browser sees of an error. For htmx only a notice at the top, which leaves the page as it was."""
     context = ErrorContext(status, title, detail, list(problems))
-    block = "notice" if request.headers.get("HX-Request") == "true" else None
-    return page(request, "error.html", context, block=block, status=status)
+    if request.headers.get("HX-Request") != "true":
+        return page(request, "error.html", context, status=status)
+    response = page(request, "error.html", context, block="notice", status=status)
+    response.headers["HX-Retarget"] = "#notices"
+    response.headers["HX-Reswap"] = "innerHTML show:top"
+    return response
 
 
 # ---------------------------------------------------------------- routers

@@ -100,3 +100,13 @@ def test_the_enter_key_launches_nothing(page: Page, web: Web) -> None:
     page.goto(f"{web.url}/runs/new?preset=demo")
     page.locator("[name='name']").press("Enter")
     expect(page.locator("h1")).to_have_text("New run")
+
+
+def test_a_refused_request_says_so_and_keeps_what_was_typed(page: Page, web: Web, watcher: Watcher) -> None:
+    watcher.expected.append("status of 401")
+    page.goto(f"{web.url}/runs/new?preset=demo")
+    page.locator("[name='name']").fill("typed for an hour")
+    page.context.clear_cookies()
+    page.get_by_role("button", name="YAML").click()
+    expect(page.locator("#notices")).to_contain_text("Sign in")
+    expect(page.locator("[name='name']")).to_have_value("typed for an hour")

@@ -79,7 +79,7 @@ def watch_points_arrive(page: Page) -> None:
     expect(page.locator("[data-charts]")).to_have_attribute("data-stage", "1-rl", timeout=TRAINED_MS)
     page.locator("[data-charts][data-ready]").wait_for()
     page.evaluate("window.sameDocument = true")
-    status = page.locator("#run-head [role=status]")
+    status = page.locator("#run-status")
     first = int(re.findall(r"step (\d+)", status.inner_text())[0])
 
     def later() -> bool:
@@ -143,6 +143,6 @@ def test_from_the_login_link_to_a_forked_and_cancelled_run(visitor: Page, house:
     page.get_by_role("button", name="Launch the run").click()
     page.wait_for_url("**/runs/2")
     expect(page.locator("#run-head .pill")).to_contain_text("running", timeout=60_000)
-    expect(page.locator("#run-head [role=status]")).to_contain_text("1-rl · step 4", timeout=60_000)
+    expect(page.locator("#run-status")).to_contain_text("1-rl · step 4", timeout=60_000)
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#run-head .pill")).to_contain_text("cancelled", timeout=60_000)
