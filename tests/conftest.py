@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -17,6 +18,11 @@ from app.settings import Settings
 from tests import seed
 from tests.callers import bearer
 from tests.postgres import PostgresServer
+
+
+# Cases are the same on every machine, and a loaded one may take its time.
+hypothesis.settings.register_profile("cohort", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("cohort")
 
 
 @pytest.fixture(scope="session")
