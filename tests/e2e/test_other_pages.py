@@ -132,3 +132,16 @@ def test_runs_are_filtered_and_sorted(page: Page, web: Web) -> None:
     page.get_by_role("link", name="clear").click()
     page.get_by_role("link", name="run", exact=True).click()
     expect(page.locator("td.name a").first).to_have_text("learn to think")
+
+
+def test_the_list_of_runs_stays_fresh_and_rests_while_hidden(page: Page, web: Web) -> None:
+    page.goto(f"{web.url}/runs")
+    row = page.locator("table.list tbody tr", has_text="still learning")
+    RunningJournal(web, 2).step(16, {"reward/mean": 0.987})
+    expect(row).to_contain_text("0.987")
+    hide = "Object.defineProperty(document, 'hidden', {value: true})"
+    page.evaluate(hide)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(4000)
+    assert asked == []

@@ -69,6 +69,11 @@
   }
   followLogs();
 
+  // A hidden page asks for nothing.
+  document.addEventListener("htmx:before:request", (event) => {
+    if (document.hidden && event.detail.ctx.sourceElement.matches("[hx-trigger^='every']")) event.preventDefault();
+  });
+
   // The page begins again when what it shows has become another thing: the next stage, the first step, a new attempt.
   document.addEventListener("restart", () => window.location.reload());
 
