@@ -19,7 +19,6 @@ from tests import seed
 from tests.callers import bearer
 from tests.postgres import PostgresServer
 
-
 # Cases are the same on every machine, and a loaded one may take its time.
 hypothesis.settings.register_profile("cohort", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("cohort")
