@@ -114,9 +114,7 @@ def remember(request: Request, session: Session) -> None:
         return
     status, body = answer
     key = request.headers[HEADER]
-    record = IdempotencyKey(
-        user_id=caller, key=key, request_hash=request.state.request_hash, status=status, body=body
-    )
+    record = IdempotencyKey(user_id=caller, key=key, request_hash=request.state.request_hash, status=status, body=body)
     session.add(record)
     session.flush()
 

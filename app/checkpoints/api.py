@@ -77,9 +77,7 @@ def download_file(
 
 
 @router.get("/{checkpoint_id}/archive", response_class=StreamingResponse)
-def download_archive(
-    _: Reader, checkpoint_id: uuid.UUID, session: ReadSession, store: AppStore
-) -> StreamingResponse:
+def download_archive(_: Reader, checkpoint_id: uuid.UUID, session: ReadSession, store: AppStore) -> StreamingResponse:
     """The whole folder as an uncompressed tar."""
     view = service.view_of(session, service.get_checkpoint(session, checkpoint_id))
     return archive_response(view, store)

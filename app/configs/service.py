@@ -93,9 +93,7 @@ def list_configs(session: Session) -> list[ConfigSummary]:
     latest = newest.group_by(NamedConfig.name).subquery()
     same = (NamedConfig.name == latest.c.name) & (NamedConfig.version == latest.c.version)
     rows = session.execute(select(NamedConfig, latest.c.count).join(latest, same).order_by(NamedConfig.name))
-    return [
-        ConfigSummary(row.name, row.version, count, row.hash, row.note, row.created_at) for row, count in rows
-    ]
+    return [ConfigSummary(row.name, row.version, count, row.hash, row.note, row.created_at) for row, count in rows]
 
 
 def list_versions(session: Session, name: str) -> list[NamedConfig]:

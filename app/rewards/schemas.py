@@ -13,9 +13,7 @@ _EXAMPLE = """def reward(completions, answer, **columns):
 
 
 class RewardIn(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"name": "exact", "source": _EXAMPLE}]}
-    )
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "exact", "source": _EXAMPLE}]})
 
     name: str
     source: str

@@ -86,7 +86,5 @@ def search(
     cursor: str | None = None,
 ) -> SearchPage:
     """Search every completion of the run. A page may be short and still have a `next_cursor`."""
-    filters = SearchFilters(
-        text, where, min_reward, max_reward, zero_part, truncated, prompt_id, stage, attempt
-    )
+    filters = SearchFilters(text, where, min_reward, max_reward, zero_part, truncated, prompt_id, stage, attempt)
     return search_rollouts(session, store, get_run(session, run), filters, limit=limit, cursor=cursor)

@@ -243,9 +243,7 @@ def mean_and_std(rewards: Sequence[float | None]) -> tuple[float | None, float |
     return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / (len(known) - 1))
 
 
-def expected_advantage(
-    reward: float | None, mean: float | None, std: float | None, normalize: bool
-) -> float | None:
+def expected_advantage(reward: float | None, mean: float | None, std: float | None, normalize: bool) -> float | None:
     """(r - mean) / std of GRPO (DeepSeekMath eq. 3), r - mean of Dr.GRPO; 0 without variance or reward."""
     if mean is None:
         return None

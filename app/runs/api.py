@@ -71,6 +71,7 @@ def _with_tags(config: RunConfig, tags: list[str]) -> RunConfig:
 def get_run(_: Reader, run: RunRef, session: ReadSession) -> RunDetailOut:
     row = service.get_run(session, run)
     fields = RunOut.model_validate(row).model_dump()
+    fields["git_commit"] = service.git_commit(session, row)
     return RunDetailOut(
         **fields,
         config=row.config,
@@ -113,9 +114,7 @@ def clone_run(user: Runner, run: RunRef, body: ChangesIn, session: WriteSession)
     """Queue a new run with this one's config and the given changes, from the beginning."""
     origin = service.get_run(session, run)
     config = changed_config(origin, body)
-    return service.create_run(
-        session, user, config, reward_hashes=origin.reward_sources, parent_run_id=origin.id
-    )
+    return service.create_run(session, user, config, reward_hashes=origin.reward_sources, parent_run_id=origin.id)
 
 
 def changed_config(origin: Run, body: ChangesIn) -> RunConfig:

@@ -76,9 +76,7 @@ def new_run(session: Session, config: RunConfig, sources: Mapping[str, RewardSou
 
 def record_start(session: Session, run: Run, actor: str, message: str) -> None:
     """The transition that a run begins with."""
-    session.add(
-        Transition(run_id=run.id, source=None, target=run.state, actor=actor, message=message, at=utc_now())
-    )
+    session.add(Transition(run_id=run.id, source=None, target=run.state, actor=actor, message=message, at=utc_now()))
     session.flush()
 
 
@@ -93,9 +91,7 @@ def clone_config(run: Run) -> dict[str, Any]:
     return copy.deepcopy(run.config)
 
 
-def fork_from_checkpoint(
-    session: Session, actor: User | None, checkpoint: Checkpoint, config: RunConfig
-) -> Run:
+def fork_from_checkpoint(session: Session, actor: User | None, checkpoint: Checkpoint, config: RunConfig) -> Run:
     """Queue a run that goes on from a checkpoint of another with changed settings.
 
     Raises Conflict when the checkpoint cannot be used, Invalid when the config does not fit it."""

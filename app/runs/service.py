@@ -37,6 +37,7 @@ __all__ = [
     "fork_from_checkpoint",
     "get_attempt",
     "get_run",
+    "git_commit",
     "import_run",
     "list_attempts",
     "list_evaluations",
@@ -171,6 +172,12 @@ def newest_event(session: Session, run: Run, kind: str) -> JournalEvent | None:
     query = select(JournalEvent).join(Attempt, Attempt.id == JournalEvent.attempt_id)
     query = query.where(Attempt.run_id == run.id, JournalEvent.type == kind)
     return session.scalar(query.order_by(Attempt.number.desc(), JournalEvent.seq.desc()).limit(1))
+
+
+def git_commit(session: Session, run: Run) -> str | None:
+    """Commit of the code that the newest attempt ran on; None before the first."""
+    started = newest_event(session, run, "started")
+    return run.git_commit or (started.payload.get("git_commit") if started else None)
 
 
 def early_stopping_state(session: Session, run: Run) -> dict[str, Any] | None:

@@ -121,6 +121,7 @@ def test_evaluations_findings_and_log_of_a_run(seeded: TestClient) -> None:
 def test_a_failed_attempt_tells_its_cause(seeded: TestClient) -> None:
     run = seeded.get("/api/v1/runs/3").json()
     assert (run["state"], run["reason"]) == ("failed", "out_of_memory")
+    assert run["git_commit"] == "c0ffee" + "0" * 34
     [attempt] = seeded.get("/api/v1/runs/3/attempts").json()["items"]
     assert "OutOfMemoryError" in attempt["traceback"]
 
