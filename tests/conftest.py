@@ -18,6 +18,9 @@ from app.settings import Settings
 from tests import seed
 from tests.callers import bearer
 from tests.postgres import PostgresServer
+from tests.typed import typed
+
+__all__ = ["typed"]
 
 # Cases are the same on every machine, and a loaded one may take its time.
 hypothesis.settings.register_profile("cohort", deadline=None, derandomize=True)

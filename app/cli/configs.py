@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from app.cli.failures import CliError
+from grpo_engine.config_errors import read_yaml
 
 
 def named_file(pair: str) -> tuple[str, Path]:
@@ -17,13 +16,13 @@ def named_file(pair: str) -> tuple[str, Path]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The YAML mapping in `path`. Raises CliError naming the line that is no YAML."""
+    """The YAML mapping in `path`. Raises InvalidConfig naming the line that is no YAML or a key given twice."""
     try:
-        data = yaml.safe_load(path.read_text())
+        data = read_yaml(path.read_text(), source=str(path))
     except OSError as error:
         raise CliError(f"Cannot read the config {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CliError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"{path} is not text: {error.reason}.") from error
     if not isinstance(data, dict):
         raise CliError(f"{path} must hold a mapping such as `name: …`, not {type(data).__name__}.")
     return data

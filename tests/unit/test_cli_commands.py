@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from app.cli import main
-from app.settings import get_settings
-
-Typed = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Typed]:
-    """Runs `cohort` with these words on a home of its own; exit status, output, error output."""
-    monkeypatch.setenv("COHORT_HOME", str(tmp_path / "home"))
-    for name in ("COHORT_URL", "COHORT_TOKEN", "COHORT_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-    get_settings.cache_clear()
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cohort", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capfd.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    yield run
-    get_settings.cache_clear()
+from tests.typed import Typed
 
 
 def test_a_token_is_printed_alone(typed: Typed) -> None:
@@ -75,9 +49,8 @@ def test_a_url_without_a_token_says_how_to_get_one(typed: Typed, monkeypatch: py
 def test_a_config_that_is_no_yaml_is_named_with_its_line(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: x\nstages: [")
     status, _, shown = typed("run", "start", "-f", str(tmp_path / "bad.yaml"))
-    assert status == 1
-    assert "is no valid YAML" in shown
-    assert "line 2" in shown
+    assert status == 2
+    assert f"{tmp_path / 'bad.yaml'}, line 2" in shown
 
 
 def test_checking_an_invalid_config_ends_with_2_and_names_the_field(typed: Typed, tmp_path: Path) -> None:
