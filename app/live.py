@@ -24,7 +24,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.artifacts import ArtifactStore
 from app.db import Database
-from app.metrics.display import new_points
+from app.metrics.display import has_steps, new_points
 from app.models import Attempt, Run
 from app.runs import logs
 from app.runs.frame import build_frame
@@ -257,7 +257,7 @@ def _fragments(database: Database, viewer: Viewer) -> tuple[str, bool]:
             values["side"] = build_side(session, viewer.store, run, can_run=viewer.can_run)
             parts.append(("run-side", "runs/overview.html", "side"))
     pieces = [_partial(target, render_fragment(template, block, values)) for target, template, block in parts]
-    return "".join(pieces), bool(frame.values)
+    return "".join(pieces), has_steps(frame.values)
 
 
 def _partial(target: str, html: str, swap: str = "innerMorph") -> str:

@@ -108,6 +108,11 @@ def recent_values(session: Session, run: Run, stage: str) -> dict[str, list[floa
     return {name: [points[step] for step in sorted(points)][-WINDOW_STEPS:] for name, points in found.items()}
 
 
+def has_steps(values: Values) -> bool:
+    """Whether the stage has done a step; before it there may be an evaluation, which names no charts."""
+    return any(not name.startswith("evaluation/") for name in values)
+
+
 def indicators(values: Values) -> list[Indicator]:
     """The twelve key indicators of reinforcement learning, or six of supervised fine-tuning."""
     names = KEY_INDICATORS if "reward/mean" in values or "policy/entropy" in values else SFT_INDICATORS

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
 from app.formatting import duration
-from app.metrics.display import Indicator, indicators, recent_values
+from app.metrics.display import Indicator, has_steps, indicators, recent_values
 from app.models import Attempt, Checkpoint, FindingRow, JournalEvent, Run, Worker
 from app.runs import logs
 from app.runs.progress import stage_index
@@ -127,9 +127,9 @@ def build_frame(
         tone=TONES.get(run.state, ""),
         actions=_actions(run.state) if can_run else frozenset(),
         cause=_cause(store, run, attempt) if run.state == "failed" else None,
-        indicators=indicators(values) if values else [],
+        indicators=indicators(values) if has_steps(values) else [],
         tabs=_tabs(session, run, url),
-        stream="" if ended else _stream(run, url, tab, shown, bool(values), follows=shown != stage),
+        stream="" if ended else _stream(run, url, tab, shown, has_steps(values), follows=shown != stage),
         version=run.version,
         step=run.step,
         values=values,

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.checkpoints.pages import CheckpointRow, checkpoint_rows
 from app.errors import Invalid
 from app.metrics import service as metrics
-from app.metrics.display import ChartSet, all_charts, overview_charts
+from app.metrics.display import ChartSet, all_charts, has_steps, overview_charts
 from app.models import Attempt, Checkpoint, Run, Transition, User, Worker
 from app.runs import service
 from app.runs.frame import Frame, build_frame
@@ -58,7 +58,7 @@ def overview(
     text, command = _waiting(session, run)
     context = OverviewContext(
         frame=frame,
-        chart_set=overview_charts(run, frame.stage, frame.values) if frame.values else None,
+        chart_set=overview_charts(run, frame.stage, frame.values) if has_steps(frame.values) else None,
         side=build_side(session, store, run, can_run=allowed(user, "run")),
         waiting_text=text,
         waiting_command=command,
@@ -89,7 +89,7 @@ def charts(
 ) -> Response:
     run = service.get_run(session, number)
     frame = framed(session, store, run, user, "charts", stage)
-    chart_set = all_charts(run, frame.stage, frame.values) if frame.values else None
+    chart_set = all_charts(run, frame.stage, frame.values) if has_steps(frame.values) else None
     return page(request, "runs/charts.html", ChartsContext(frame, chart_set))
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import delete, select
 from sse_starlette import ServerSentEvent
 
 from app import live
 from app.db import Database
 from app.live import Hub, Viewer, stream
-from app.models import Run
+from app.models import Attempt, Point, Run, Series, utc_now
 from app.runs.service import get_run
 from app.runs.states import transition
 
@@ -172,5 +173,26 @@ def test_a_deleted_run_ends_its_streams(seeded_app: FastAPI, running: Run) -> No
         gone = viewer(seeded_app, running)
         gone.run_id = type(gone.run_id)(int=1)
         assert [event async for event in stream(Hub(seeded_app.state.database), gone)] == []
+
+    in_time(work)
+
+
+def test_the_page_begins_again_at_the_first_step_not_at_the_evaluation_before_it(
+    seeded_app: FastAPI, running: Run
+) -> None:
+    with seeded_app.state.database.write() as session:
+        evaluation = Series.name.startswith("evaluation/")
+        own = select(Attempt.id).where(Attempt.run_id == running.id)
+        steps = select(Series.id).where(Series.attempt_id.in_(own), Series.stage == "1-rl", ~evaluation)
+        session.execute(delete(Point).where(Point.series_id.in_(steps)))
+
+    async def work() -> None:
+        events = stream(Hub(seeded_app.state.database), viewer(seeded_app, running, has_charts=False))
+        assert (await anext(events)).event is None
+        with seeded_app.state.database.write() as session:
+            first = session.scalars(steps).first()
+            session.add(Point(series_id=first, step=1, value=0.5, kind=None, time=utc_now()))
+            session.get_one(Run, running.id).version += 1
+        assert (await anext(events)).event == "restart"
 
     in_time(work)
