@@ -217,7 +217,7 @@ async def _events(watch: RunWatch, viewer: Viewer, marker: Marker) -> AsyncItera
 
 
 async def _point_events(watch: RunWatch, viewer: Viewer, marker: Marker) -> AsyncIterator[ServerSentEvent]:
-    """Points after the viewer's last step; an empty message tells it that another attempt began."""
+    """Points from the viewer's last step on; an empty message tells it that another attempt began."""
     if marker.stage == viewer.stage:
         viewer.step = min(viewer.step, marker.step)
     after = viewer.step

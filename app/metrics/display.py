@@ -196,12 +196,14 @@ def _chart_set(run: Run, stage: str, charts: list[Chart], *, with_rollouts: bool
 
 
 def new_points(session: Session, run: Run, stage: str, after: int) -> dict[str, list[list[int | float | str | None]]]:
-    """Points of a stage behind step `after` as [step, value, kind], newest attempt where a step was repeated."""
+    """Points of a stage from step `after` on as [step, value, kind], newest attempt where a step was repeated.
+
+    That step itself again: its evaluation is told after its metrics."""
     query = (
         select(Series.name, Point.step, Point.value, Point.kind)
         .join(Attempt, Attempt.id == Series.attempt_id)
         .join(Point, Point.series_id == Series.id)
-        .where(Attempt.run_id == run.id, Series.stage == stage, Point.step > after)
+        .where(Attempt.run_id == run.id, Series.stage == stage, Point.step >= after)
         .order_by(Attempt.number)
     )
     found: dict[str, dict[int, list[int | float | str | None]]] = {}

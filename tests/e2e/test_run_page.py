@@ -64,6 +64,8 @@ def test_points_arrive_without_reload_and_the_stream_ends_with_the_run(page: Pag
     journal.step(16, {"completion/mean_length_tokens": 77.7, "reward/mean": 0.9})
     expect(latest).to_have_text("77.7 tokens")
     expect(page.locator("#run-head")).to_contain_text("step 16 of 24")
+    journal.append("evaluation", step=16, benchmark="held out", num_prompts=8, metrics={"accuracy_greedy": 0.625})
+    expect(page.locator("figure", has_text="Held-out accuracy").locator("[data-latest]")).to_have_text("63 %")
     journal.finish()
     expect(page.locator("#run-head .pill")).to_contain_text("completed")
     assert page.evaluate("window.sameDocument") is True

@@ -1,4 +1,4 @@
-"""The live stream of a run: one poller, one rendering, points after the viewer's step, no task left behind."""
+"""The live stream of a run: one poller, one rendering, points from the viewer's step on, no task left behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def bump(app: FastAPI, run: Run) -> None:
         session.get_one(Run, run.id).version += 1
 
 
-def test_a_viewer_gets_the_fragments_and_the_points_after_its_step(seeded_app: FastAPI, running: Run) -> None:
+def test_a_viewer_gets_the_fragments_and_the_points_from_its_step_on(seeded_app: FastAPI, running: Run) -> None:
     async def work() -> None:
         page, points = await take(stream(Hub(seeded_app.state.database), viewer(seeded_app, running)), 2)
         assert page.id == points.id == str(running.version)
@@ -65,7 +65,7 @@ def test_a_viewer_gets_the_fragments_and_the_points_after_its_step(seeded_app: F
         assert 'value="token-of-mine"' in str(page.data)
         message = json.loads(str(points.data))
         assert points.event == "points"
-        assert [step for step, _, _ in message["series"]["reward/mean"]] == [14, 15]
+        assert [step for step, _, _ in message["series"]["reward/mean"]] == [13, 14, 15]
 
     in_time(work)
 
@@ -73,7 +73,7 @@ def test_a_viewer_gets_the_fragments_and_the_points_after_its_step(seeded_app: F
 def test_the_stream_of_an_ended_run_closes(seeded_app: FastAPI, running: Run) -> None:
     async def work() -> None:
         events = stream(Hub(seeded_app.state.database), viewer(seeded_app, running, step=15))
-        await take(events, 1)
+        await take(events, 2)
         end(seeded_app, running)
         rest = [event async for event in events]
         assert "✓ completed" in str(rest[0].data)
@@ -159,11 +159,11 @@ def test_a_chosen_stage_is_kept(seeded_app: FastAPI, running: Run) -> None:
     in_time(work)
 
 
-def test_a_new_attempt_is_told_so_that_the_charts_are_read_again(seeded_app: FastAPI, running: Run) -> None:
+def test_another_attempt_is_named_so_that_the_charts_are_read_again(seeded_app: FastAPI, running: Run) -> None:
     async def work() -> None:
-        events = stream(Hub(seeded_app.state.database), viewer(seeded_app, running, attempt=0, step=15))
+        events = stream(Hub(seeded_app.state.database), viewer(seeded_app, running, attempt=0, step=99))
         _, points = await take(events, 2)
-        assert json.loads(str(points.data)) == {"stage": "1-rl", "attempt": 1, "series": {}}
+        assert json.loads(str(points.data))["attempt"] == 1
 
     in_time(work)
 
