@@ -10,7 +10,6 @@ import logging
 import os
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,16 +18,17 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from grpo_engine.attempt import Attempt, starting_progress
 from grpo_engine.config import FolderModel, RLStage, RunConfig, SFTStage
 from grpo_engine.control import Control
 from grpo_engine.data.sources import open_source
 from grpo_engine.diagnostics.detectors import Detectors
 from grpo_engine.diagnostics.early_stopping import EarlyStopper
-from grpo_engine.errors import CheckpointInvalid, DataError, EngineError, InvalidConfig, LeaseLost, Problem
+from grpo_engine.errors import DataError, EngineError, InvalidConfig, LeaseLost, Problem
 from grpo_engine.evaluation.held_out import HeldOutEvaluation, Judge
 from grpo_engine.events import Journal
 from grpo_engine.inference.reference import ReferenceScorer
-from grpo_engine.manifest import manifest_sha256, total_bytes, verify
+from grpo_engine.manifest import manifest_sha256, total_bytes
 from grpo_engine.model.loading import Policy, clone_frozen, load_policy
 from grpo_engine.pipeline.synchronous import SynchronousPipeline
 from grpo_engine.protocols import PromptSource, RewardFunction
@@ -39,7 +39,7 @@ from grpo_engine.stages.context import Outcome, SavedCheckpoint, StageContext
 from grpo_engine.stages.rl import RLParts, run_rl
 from grpo_engine.stages.sft import run_sft
 from grpo_engine.training.advantages import group_advantages
-from grpo_engine.training.checkpoint import load_progress, remove_old, save_checkpoint
+from grpo_engine.training.checkpoint import TRAINER, remove_old, save_checkpoint
 from grpo_engine.training.learner import TorchLearner
 from grpo_engine.training.objectives import PolicyObjective, SupervisedObjective
 from grpo_engine.types import Completion, Prompt, StageProgress
@@ -50,29 +50,20 @@ REFERENCE_FILE = "reference.safetensors"
 log = logging.getLogger("cohort")
 
 
-@dataclass(slots=True)
-class Attempt:
-    """What one attempt carries from stage to stage."""
-
-    config: RunConfig
-    folder: Path
-    resume: Path | None
-    custom_sources: Mapping[str, str]
-    """Custom reward name -> source text."""
-    control: Control
-    journal: Journal
-    parent: str | None = None
-    """Checkpoint before the next one to be written, as a path."""
-    reward_versions: dict[str, str] = field(default_factory=dict)
-
-
 def run_attempt(
-    config: RunConfig, folder: Path, *, resume: Path | None, custom_sources: Mapping[str, str], control: Control
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: Path | None,
+    forked: bool = False,
+    custom_sources: Mapping[str, str],
+    control: Control,
 ) -> int:
     """Train into `folder`, a fresh attempt's directory. 0: finished or stopped, 2: config refused, 1: failed."""
     journal = Journal(folder)
+    parent = str(resume) if resume else None
     try:
-        attempt = Attempt(config, folder, resume, custom_sources, control, journal, str(resume) if resume else None)
+        attempt = Attempt(config, folder, resume, forked, custom_sources, control, journal, parent)
         outcome = _run_stages(attempt)
     except LeaseLost as error:
         log.error("%s", error)
@@ -106,7 +97,7 @@ def _reason(error: Exception) -> str:
 # ---------------------------------------------------------------- the run
 def _run_stages(attempt: Attempt) -> Outcome:
     config, journal = attempt.config, attempt.journal
-    progress = _starting_progress(attempt)
+    progress = starting_progress(attempt)
     journal.append(
         "started", config_hash=config.hash(), resumed_from=attempt.parent, stage_index=progress.stage_index,
         step=progress.step, total_steps=config.total_steps(), versions=package_versions(), git_commit=git_commit(),
@@ -121,7 +112,8 @@ def _run_stages(attempt: Attempt) -> Outcome:
         if not progress.done:
             outcome = _run_stage(attempt, policy, progress, resumed)
         elif resumed is not None:  # the stage had ended: only its exact weights are needed
-            _learner(config, policy, progress).load(resumed / "trainer")
+            _learner(config, policy, progress).load(resumed / TRAINER)
+            outcome = "finished" if progress.step >= config.stages[progress.stage_index].num_steps else "early_stopped"
         resumed = None
         if outcome == "stopped" or progress.stage_index + 1 == len(config.stages):
             break
@@ -135,22 +127,6 @@ def _run_stages(attempt: Attempt) -> Outcome:
     else:
         journal.append("finished", reason=outcome)
     return outcome
-
-
-def _starting_progress(attempt: Attempt) -> StageProgress:
-    if attempt.config.needs.num_ranks > 1:
-        asked = str(attempt.config.needs.num_ranks)
-        problem = Problem("needs.num_ranks", asked, "this version trains on one rank", "set needs.num_ranks to 1")
-        raise InvalidConfig([problem])
-    if attempt.resume is None:
-        return StageProgress(stage_index=0)
-    manifest = verify(attempt.resume)
-    if manifest.config_hash != attempt.config.hash():
-        raise CheckpointInvalid(
-            f"{attempt.resume} was written by config {manifest.config_hash[:12]}, not {attempt.config.hash()[:12]}; "
-            "start a new run from it instead (set model.path to the checkpoint)"
-        )
-    return load_progress(attempt.resume)
 
 
 def _prepare_torch(config: RunConfig) -> None:
@@ -175,7 +151,7 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
     stage = config.stages[progress.stage_index]
     learner = _learner(config, policy, progress)
     if resumed is not None:
-        learner.load(resumed / "trainer")
+        learner.load(resumed / TRAINER)
     reference = _reference(attempt, policy, progress, resumed) if _wants_reference(stage) else None
     source = open_source(
         stage.data,
@@ -271,10 +247,12 @@ def _wants_reference(stage: SFTStage | RLStage) -> bool:
 
 
 def _reference(attempt: Attempt, policy: Policy, progress: StageProgress, resumed: Path | None) -> PreTrainedModel:
-    """The policy as the stage began; every checkpoint of the stage carries it, so a resumed run keeps the same one."""
+    """The policy as the stage began; every checkpoint of the stage carries it, so a resumed run keeps the same one.
+
+    A fork whose origin measured no KL has none: its own starting policy becomes the reference."""
     reference = clone_frozen(policy)
-    if resumed is not None:
-        weights = load_file(resumed / "trainer" / REFERENCE_FILE)
+    if resumed is not None and (not attempt.forked or (resumed / TRAINER / REFERENCE_FILE).exists()):
+        weights = load_file(resumed / TRAINER / REFERENCE_FILE)
         with torch.no_grad():
             for name, parameter in reference.named_parameters():
                 parameter.copy_(weights[name])

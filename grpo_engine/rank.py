@@ -15,7 +15,7 @@ from grpo_engine.control import Control
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, help="resolved config, JSON")
     parser.add_argument("--out", type=Path, required=True, help="the attempt's directory")
-    parser.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    add_checkpoint_arguments(parser)
     parser.add_argument("--reward", action="append", default=[], metavar="NAME=FILE", help="source of a custom reward")
 
 
@@ -28,7 +28,22 @@ def main(arguments: argparse.Namespace) -> int:
     sources = {name: Path(file).read_text() for name, file in map(split_reward, arguments.reward)}
     from grpo_engine.engine import run_attempt
 
-    return run_attempt(config, arguments.out, resume=arguments.resume, custom_sources=sources, control=control)
+    return run_attempt(
+        config,
+        arguments.out,
+        resume=arguments.resume or arguments.fork,
+        forked=arguments.fork is not None,
+        custom_sources=sources,
+        control=control,
+    )
+
+
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="continue this run from its checkpoint")
+    either.add_argument(
+        "--fork", type=Path, metavar="CHECKPOINT", help="go on from another run's checkpoint under this config"
+    )
 
 
 def split_reward(text: str) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_engine import events
@@ -14,7 +13,7 @@ from grpo_engine.config import RunConfig
 from grpo_engine.config_errors import load_config
 from grpo_engine.errors import InvalidConfig
 from grpo_engine.launch import Ranks, start_ranks
-from grpo_engine.rank import split_reward
+from grpo_engine.rank import add_checkpoint_arguments, split_reward
 
 POLL_S = 0.2
 STOP_GRACE_S = 60.0
@@ -23,7 +22,7 @@ STOP_GRACE_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="a run config, YAML")
     parser.add_argument("--out", type=Path, required=True, help="folder to fill: journal, log, rollouts, checkpoints")
-    parser.add_argument("--resume", type=Path, help="checkpoint folder to continue from")
+    add_checkpoint_arguments(parser)
     parser.add_argument("--reward", action="append", default=[], metavar="NAME=FILE", help="source of a custom reward")
     parser.add_argument("--seed", type=int, help="overrides the config's seed")
 
@@ -40,21 +39,22 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"--out {out}: already holds a run; choose a new folder, or continue with --resume", file=sys.stderr)
         return 2
     ranks = start_ranks(
-        rank_command(config, out, arguments.resume, arguments.reward),
+        rank_command(config, out, arguments),
         num_ranks=config.needs.num_ranks, log_path=out / "engine.log",
     )  # fmt: skip
     return _follow(ranks, out)
 
 
-def rank_command(config: RunConfig, out: Path, resume: Path | None, rewards: Sequence[str]) -> list[str]:
+def rank_command(config: RunConfig, out: Path, arguments: argparse.Namespace) -> list[str]:
     """Write the resolved config into `out` and return the command of its ranks."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "config.json"
     path.write_text(json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False))
     command = [sys.executable, "-m", "grpo_engine", "rank", "--config", str(path), "--out", str(out)]
-    if resume is not None:
-        command += ["--resume", str(resume)]
-    for reward in rewards:
+    for option in ("resume", "fork"):
+        if (checkpoint := getattr(arguments, option)) is not None:
+            command += [f"--{option}", str(checkpoint)]
+    for reward in arguments.reward:
         split_reward(reward)
         command += ["--reward", reward]
     return command

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 
 from app.db import Database
 from app.models import Attempt, Checkpoint, RewardSource, Run, utc_now
@@ -42,7 +42,8 @@ class Candidate:
 def prepare(db: Database, settings: Settings, attempt: Attempt) -> Prepared:
     """Fill the attempt's directory and say how to start its ranks.
 
-    Raises InvalidConfig when a reward's source is not registered, OSError when the directory cannot be written.
+    Raises InvalidConfig when a reward's source is not registered, CheckpointInvalid when the checkpoint that the run
+    was forked from cannot be used, OSError when the directory cannot be written.
     """
     with db.read() as session:
         run = session.get_one(Run, attempt.run_id)
@@ -54,33 +55,50 @@ def prepare(db: Database, settings: Settings, attempt: Attempt) -> Prepared:
     config_path.write_text(json.dumps(run.config, indent=2, ensure_ascii=False))
     argv = list(settings.engine_command) or [sys.executable, "-m", "grpo_engine", "rank"]
     argv += ["--config", str(config_path), "--out", str(folder)]
-    resume = find_checkpoint(db, settings, run.id)
-    if resume is not None:
-        argv += ["--resume", str(resume.folder)]
+    start = find_checkpoint(db, settings, run.id)
+    if start is not None:
+        argv += ["--resume", str(start.folder)]
+    elif run.parent_checkpoint_id is not None:
+        start = _parent(db, settings, run.parent_checkpoint_id)
+        argv += ["--fork", str(start.folder)]
     for name, file in _write_rewards(db, run.reward_sources, folder).items():
         argv += ["--reward", f"{name}={file}"]
-    return Prepared(folder, argv, int(run.needs.get("num_ranks", 1)), resume.id if resume else None)
+    return Prepared(folder, argv, int(run.needs.get("num_ranks", 1)), start.id if start else None)
 
 
 def find_checkpoint(db: Database, settings: Settings, run_id: uuid.UUID) -> Candidate | None:
     """The run's newest checkpoint whose bytes are what was written; damaged ones are marked and passed over."""
-    for candidate in _candidates(db, settings, run_id):
-        if not candidate.folder.exists():
-            log.warning("checkpoint %s is not on this host; taking the one before", candidate.folder)
-            continue
-        problem = _problem_of(candidate)
-        _mark(db, candidate.id, "damaged" if problem else "verified")
+    ours = Checkpoint.run_id == run_id, Checkpoint.state.in_(("saved", "verified"))
+    for candidate in _candidates(db, settings, *ours):
+        problem = _use(db, candidate)
         if problem is None:
             return candidate
-        log.warning("checkpoint %s is damaged (%s); taking the one before", candidate.folder, problem)
+        log.warning("checkpoint %s cannot be used (%s); taking the one before", candidate.folder, problem)
     return None
 
 
-def _candidates(db: Database, settings: Settings, run_id: uuid.UUID) -> list[Candidate]:
+def _parent(db: Database, settings: Settings, checkpoint_id: uuid.UUID) -> Candidate:
+    """The checkpoint a run was forked from; training from the beginning instead would be another run."""
+    [candidate] = _candidates(db, settings, Checkpoint.id == checkpoint_id)
+    if (problem := _use(db, candidate)) is not None:
+        raise CheckpointInvalid(f"the checkpoint this run was forked from cannot be used: {problem}")
+    return candidate
+
+
+def _use(db: Database, candidate: Candidate) -> str | None:
+    """Read every byte and note the verdict; why the checkpoint cannot be used, None when it can."""
+    if not candidate.folder.exists():
+        return f"{candidate.folder} is not on this host"
+    problem = _problem_of(candidate)
+    _mark(db, candidate.id, "damaged" if problem else "verified")
+    return problem
+
+
+def _candidates(db: Database, settings: Settings, *conditions: ColumnElement[bool]) -> list[Candidate]:
     statement = (
         select(Checkpoint.id, Checkpoint.path, Checkpoint.sha256)
         .join(Attempt, Attempt.id == Checkpoint.attempt_id)
-        .where(Checkpoint.run_id == run_id, Checkpoint.state.in_(("saved", "verified")))
+        .where(*conditions)
         .order_by(Checkpoint.stage_index.desc(), Checkpoint.step.desc(), Attempt.number.desc())
     )
     with db.read() as session:

@@ -86,3 +86,20 @@ def test_a_damaged_checkpoint_is_refused(whole, tmp_path):
     assert run_engine(tiny_config(*STAGES), tmp_path / "run", "--resume", str(copy)) == 1
     [failure] = named(tmp_path / "run", "failed")
     assert "model.safetensors" in failure.message
+
+
+def test_a_fork_goes_on_from_the_checkpoint_under_other_settings(whole, tmp_path):
+    longer = rl_stage(num_steps=24, kl_weight=0.02, checkpoint={"every_steps": 7}, early_stopping={"warmup_steps": 0})
+    config = tiny_config(STAGES[0], longer)
+    assert run_engine(config, tmp_path / "fork", "--fork", str(newest_checkpoint(whole))) == 0
+    started = named(tmp_path / "fork", "started")[0]
+    assert (started.stage_index, started.step) == (1, 20)
+    assert [event.step for event in named(tmp_path / "fork", "trained")] == [21, 22, 23, 24]
+    assert named(tmp_path / "fork", "early_stopping")[0].improvement is None  # judged afresh
+    assert weights_hash(tmp_path / "fork") != weights_hash(whole)
+
+
+def test_a_fork_into_another_recipe_is_refused(whole, tmp_path):
+    assert run_engine(tiny_config(rl_stage()), tmp_path / "fork", "--fork", str(newest_checkpoint(whole))) == 2
+    [failure] = named(tmp_path / "fork", "failed")
+    assert "the checkpoint lies in stage 1-rl" in failure.message
