@@ -69,8 +69,9 @@ def web(seeded_settings: Settings) -> Iterator[Web]:
     yield from served(create_app(settings), settings, port)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
+    """Closed after the last test of this package: Playwright keeps an event loop running in the main thread."""
     if not Path(CHROMIUM).exists():
         pytest.fail(f"{CHROMIUM} is missing; `apt-get install chromium` provides it")
     with sync_playwright() as playwright:

@@ -38,7 +38,12 @@ def viewer(app: FastAPI, run: Run, **changes: Any) -> Viewer:
 
 
 def in_time(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+    """Run it on an event loop of its own, for LIMIT_S at most."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(work(), LIMIT_S)
+
+    asyncio.run(bounded())
 
 
 async def take(events: AsyncIterator[ServerSentEvent], count: int) -> list[ServerSentEvent]:
