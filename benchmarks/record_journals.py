@@ -26,17 +26,16 @@ KEPT_PREFIXES = ("reward/", "policy/", "completion/", "groups/", "optimizer/", "
 
 CONSTANT = "def reward(completions, **columns):\n    return [1.0] * len(completions)\n"
 LONG = "def reward(completions, **columns):\n    return [len(text) / 56 for text in completions]\n"
-SAME = "def reward(completions, **columns):\n    return [float(text == '<think></think>7') for text in completions]\n"
 FIRST_DIGIT = (
     "def reward(completions, **columns):\n"
     "    return [float(text.startswith('<think></think>')) + text.count('1') / 10 for text in completions]\n"
 )
 
+EXPONENTIAL = "def reward(completions, **columns):\n    return [10.0 ** len(text) for text in completions]\n"
+
 FAILING: dict[str, dict[str, Any]] = {
-    "non_finite": {
-        "stage": {"kl_weight": 1.0},
-        "optimizer": {"learning_rate": 0.3, "warmup_steps": 0, "max_skipped_steps": 15},
-    },
+    # Rewards of any size, not divided by their deviation: the gradient's norm overflows.
+    "non_finite": {"reward": EXPONENTIAL, "stage": {"normalize_std": False}, "optimizer": {"max_skipped_steps": 20}},
     "zero_variance": {"reward": CONSTANT},
     "entropy_collapse": {"reward": FIRST_DIGIT, "optimizer": {"learning_rate": 2e-3, "warmup_steps": 0}},
     "truncation": {"reward": LONG, "optimizer": {"learning_rate": 5e-4}},
