@@ -43,7 +43,8 @@ test-unit: install
 	$(PYTEST) tests/unit -n 2 $(ARGS)
 
 test-integration: install
-	$(PYTEST) tests/integration $(ARGS)
+	$(PYTEST) tests/integration -m "not slow and not alone" -n 2 $(ARGS)
+	$(PYTEST) tests/integration -m "alone and not slow" $(ARGS)
 
 test-e2e: install
 	$(PYTEST) tests/e2e $(ARGS)

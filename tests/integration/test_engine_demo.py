@@ -8,6 +8,8 @@ from grpo_engine import events
 from grpo_engine.config_errors import load_config
 from tests.engine_process import named, run_engine
 
+pytestmark = pytest.mark.alone
+
 FOUR_MINUTES_S = 240
 
 

@@ -13,6 +13,8 @@ from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine, start_engine, steps_seen
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.alone
+
 STAGES = (sft_stage(num_steps=6), rl_stage(num_steps=20, kl_weight=0.01, checkpoint={"every_steps": 7, "keep_last": 5}))
 
 

@@ -9,6 +9,8 @@ from grpo_engine.config import RunConfig
 from tests.engine_configs import rl_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):

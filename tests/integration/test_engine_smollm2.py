@@ -17,7 +17,7 @@ from grpo_engine.training.objectives import PolicyObjective
 from grpo_engine.types import TrainRow
 from tests.engine_process import named, newest_checkpoint, run_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

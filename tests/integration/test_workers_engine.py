@@ -11,6 +11,8 @@ from tests.integration.test_workers_kills import frozen, kill
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
+pytestmark = pytest.mark.alone
+
 START_S = 100
 """Importing torch on a busy machine."""
 

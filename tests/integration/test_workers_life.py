@@ -14,6 +14,8 @@ from app.models import Checkpoint, Point, Run, Series, Worker
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
+pytestmark = pytest.mark.alone
+
 LONG = 100_000
 """Steps of a run that does not end by itself."""
 
