@@ -37,7 +37,7 @@ def get_series(
     session: ReadSession,
     names: Annotated[list[str], Query(min_length=1, max_length=MAX_NAMES, examples=[["reward/mean", "loss"]])],
     max_points: Annotated[int, Query(ge=10, le=1_000_000)] = 1000,
-    after_step: Annotated[int | None, Query(description="Only points with a larger run_step")] = None,
+    after_step: Annotated[int | None, Query(ge=0, lt=1 << 31, description="Only points with a larger run_step")] = None,
     attempt: Annotated[int | None, Query(description="Only this attempt's points")] = None,
 ) -> SeriesListOut:
     """Series for charts: the newest attempt of each step, downsampled deterministically without hiding an extreme."""

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -16,6 +18,8 @@ from app.runs.progress import steps_before, steps_of_stages
 
 POINTS_PER_BUCKET = 5
 """At most: first, last, lowest, highest, first that is not finite."""
+PointRow = tuple[int, str, int, float | None, str | None, int]
+"""Fields of a PointData: a long series is thinned as plain tuples, and only what is shown becomes objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class SeriesData:
     """Points there are."""
     hidden: int
     """Of them not in `points`."""
+    takeovers: list[PointData]
+    """Points whose attempt is another than that of the point before them."""
 
 
 def _index(stage: str) -> int:
@@ -59,73 +65,89 @@ def series(
     max_points: int = 1000,
     after_step: int | None = None,
     attempt: int | None = None,
+    stage: str | None = None,
 ) -> list[SeriesData]:
     """One series a name, in the order asked, unknown names empty.
 
-    `after_step`: only points with a larger run_step. `attempt`: this attempt's own points instead of the canonical."""
-    found: list[SeriesData] = []
-    for name in dict.fromkeys(names):
-        points = _canonical(session, run, name, attempt)
-        if after_step is not None:
-            points = [point for point in points if point.run_step > after_step]
-        shown = downsample(points, max_points)
-        found.append(SeriesData(name, shown, len(points), len(points) - len(shown)))
-    return found
-
-
-def _canonical(session: Session, run: Run, name: str, attempt: int | None) -> list[PointData]:
-    query = select(Series.id, Series.stage, Attempt.number).join(Attempt, Attempt.id == Series.attempt_id)
-    query = query.where(Attempt.run_id == run.id, Series.name == name).order_by(Attempt.number)
+    `after_step`: only points with a larger run_step. `attempt`: this attempt's own points instead of the canonical.
+    `stage`: only this stage's."""
+    query = select(Series.name, Series.id, Series.stage, Attempt.number).join(Attempt, Attempt.id == Series.attempt_id)
+    query = query.where(Attempt.run_id == run.id, Series.name.in_(names)).order_by(Attempt.number)
     if attempt is not None:
         query = query.where(Attempt.number == attempt)
+    if stage is not None:
+        query = query.where(Series.stage == stage)
+    sources: dict[str, list[tuple[int, str, int]]] = {name: [] for name in names}
+    for name, series_id, stage_key, number in session.execute(query):
+        sources[name].append((series_id, stage_key, number))
+    return [_shown(name, _canonical(session, run, parts, after_step), max_points) for name, parts in sources.items()]
+
+
+def _shown(name: str, points: Sequence[PointRow], max_points: int) -> SeriesData:
+    places = kept_places([point[0] for point in points], [point[3] for point in points], max_points)
+    takeovers = [PointData(*now) for before, now in pairwise(points) if now[5] != before[5]]
+    shown = [PointData(*points[place]) for place in places]
+    return SeriesData(name, shown, len(points), len(points) - len(shown), takeovers)
+
+
+def _canonical(
+    session: Session, run: Run, parts: Sequence[tuple[int, str, int]], after_step: int | None
+) -> list[PointRow]:
+    """Points of one metric in order. `parts`: (series id, stage, attempt) by attempt, so that the newest wins."""
     stages = steps_of_stages(run.config)
-    newest: dict[tuple[int, int], PointData] = {}
-    for series_id, stage, number in session.execute(query):
+    newest: dict[int, dict[int, PointRow]] = {}
+    for series_id, stage, number in parts:
         index = _index(stage)
         offset = steps_before(stages, index)
         rows = select(Point.step, Point.value, Point.kind).where(Point.series_id == series_id)
+        if after_step is not None:
+            rows = rows.where(Point.step > after_step - offset)
+        found = newest.setdefault(index, {})
         for step, value, kind in session.execute(rows):
-            newest[index, step] = PointData(offset + step, stage, step, value, kind, number)
-    return [newest[key] for key in sorted(newest)]
+            found[step] = (offset + step, stage, step, value, kind, number)
+    return [newest[index][step] for index in sorted(newest) for step in sorted(newest[index])]
 
 
 def downsample(points: Sequence[PointData], max_points: int) -> list[PointData]:
-    """All points if they fit; else the first, last, lowest, highest and first non-finite of each bucket.
-
-    Buckets are aligned and as wide as a power of two, so that points stay where they are while a chart grows."""
-    if len(points) <= max_points:
-        return list(points)
-    buckets = _buckets(points, bucket_width(points, max_points))
-    return [point for bucket in buckets for point in _extremes(bucket)]
+    """All points if they fit; else those at `kept_places`."""
+    places = kept_places([point.run_step for point in points], [point.value for point in points], max_points)
+    return [points[place] for place in places]
 
 
-def bucket_width(points: Sequence[PointData], max_points: int) -> int:
+def kept_places(steps: Sequence[int], values: Sequence[float | None], max_points: int) -> Sequence[int]:
+    """Places of all points if they fit; else the first, last, lowest, highest and first non-finite of each bucket.
+
+    `steps` never falls; `values` holds None where a value is not finite. Buckets are aligned and as wide as a power
+    of two, so that points stay where they are while a chart grows."""
+    if len(steps) <= max_points:
+        return range(len(steps))
+    width = bucket_width(steps, max_points)
+    kept: list[int] = []
+    start = 0
+    while start < len(steps):
+        end = bisect_left(steps, (steps[start] // width + 1) * width, start + 1)
+        kept += [start + place for place in _extremes(values[start:end])]
+        start = end
+    return kept
+
+
+def bucket_width(steps: Sequence[int], max_points: int) -> int:
     """The narrowest power of two with which every bucket can show all it must within `max_points`."""
     num_buckets = max(1, max_points // POINTS_PER_BUCKET)
     width = 1
-    while points[-1].run_step // width - points[0].run_step // width + 1 > num_buckets:
+    while steps[-1] // width - steps[0] // width + 1 > num_buckets:
         width *= 2
     return width
 
 
-def _buckets(points: Sequence[PointData], width: int) -> Iterator[list[PointData]]:
-    bucket: list[PointData] = []
-    for point in points:
-        if bucket and point.run_step // width != bucket[0].run_step // width:
-            yield bucket
-            bucket = []
-        bucket.append(point)
-    yield bucket
-
-
-def _extremes(bucket: Sequence[PointData]) -> list[PointData]:
+def _extremes(bucket: Sequence[float | None]) -> list[int]:
     kept = {0, len(bucket) - 1}
-    finite = [(point.value, index) for index, point in enumerate(bucket) if point.value is not None]
+    finite = [value for value in bucket if value is not None]
     if finite:
-        kept.add(min(finite)[1])
-        kept.add(max(finite, key=lambda entry: (entry[0], -entry[1]))[1])
-    kept.update([index for index, point in enumerate(bucket) if point.value is None][:1])
-    return [bucket[index] for index in sorted(kept)]
+        kept |= {bucket.index(min(finite)), bucket.index(max(finite))}
+    if len(finite) < len(bucket):
+        kept.add(bucket.index(None))
+    return sorted(kept)
 
 
 def latest_values(session: Session, run: Run) -> dict[str, PointData]:
@@ -145,8 +167,3 @@ def latest_values(session: Session, run: Run) -> dict[str, PointData]:
     for name, stage, number, step, value, kind in sorted(rows, key=lambda r: (_index(r[1]), r[3], r[2])):
         found[name] = PointData(steps_before(stages, _index(stage)) + step, stage, step, value, kind, number)
     return found
-
-
-def history(session: Session, run: Run, name: str, count: int) -> list[PointData]:
-    """The last `count` canonical points of one metric."""
-    return _canonical(session, run, name, None)[-count:] if count > 0 else []

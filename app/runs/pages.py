@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -100,7 +99,7 @@ def series(
     number: str,
     stage: str,
     names: str,
-    max_points: Annotated[int, Query(le=10_000)] = MAX_POINTS,
+    max_points: Annotated[int, Query(ge=10, le=10_000)] = MAX_POINTS,
 ) -> Response:
     """Points of a stage for the page's charts: [step, value, kind], steps as counted within the stage."""
     run = service.get_run(session, number)
@@ -110,32 +109,28 @@ def series(
         raise Invalid.of(
             [Problem("names", names[:60], "is not a JSON list of metric names", 'such as ["loss"]')]
         ) from error
-    found = {s.name: s.points for s in metrics.series(session, run, wanted, max_points=sys.maxsize)}
-    own = {name: [point for point in points if point.stage == stage] for name, points in found.items()}
-    shown = {name: metrics.downsample(points, max_points) for name, points in own.items()}
+    found = metrics.series(session, run, wanted, max_points=max_points, stage=stage)
+    longest = max(found, key=lambda entry: entry.total, default=None)
     return JSONResponse(
         {
             "stage": stage,
             "attempt": run.num_attempts,
-            "series": {name: [[p.step, p.value, p.kind] for p in points] for name, points in shown.items()},
-            "hidden": {name: hidden for name in own if (hidden := len(own[name]) - len(shown[name]))},
-            "marks": _marks(session, run, max(own.values(), key=len, default=[])),
+            "series": {entry.name: [[p.step, p.value, p.kind] for p in entry.points] for entry in found},
+            "hidden": {entry.name: entry.hidden for entry in found if entry.hidden},
+            "marks": _marks(session, run, longest.takeovers if longest else []),
         },
         headers={"Cache-Control": "no-store"},
     )
 
 
-def _marks(session: Session, run: Run, points: list[metrics.PointData]) -> list[dict[str, Any]]:
+def _marks(session: Session, run: Run, takeovers: list[metrics.PointData]) -> list[dict[str, Any]]:
     """Where a later attempt took over, with the steps it trained again."""
     repeated = {a.attempt.number: a.attempt.repeated_steps for a in service.list_attempts(session, run)}
     marks: list[dict[str, Any]] = []
-    previous = None
-    for point in points:
-        if previous is not None and point.attempt != previous:
-            again = repeated.get(point.attempt, 0)
-            note = f"attempt {point.attempt} trained {again} steps again" if again else ""
-            marks.append({"x": point.step, "label": f"attempt {point.attempt}", "note": note})
-        previous = point.attempt
+    for point in takeovers:
+        again = repeated.get(point.attempt, 0)
+        note = f"attempt {point.attempt} trained {again} steps again" if again else ""
+        marks.append({"x": point.step, "label": f"attempt {point.attempt}", "note": note})
     return marks
 
 

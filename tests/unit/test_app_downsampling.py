@@ -46,12 +46,29 @@ def test_first_last_lowest_highest_survive(values: list[float | None], limit: in
     assert (None in [point.value for point in shown]) == (None in values)
 
 
+@given(walks(), st.integers(10, 60), st.integers(0, 1000))
+def test_each_bucket_shows_what_a_plain_loop_picks(values: list[float | None], limit: int, first: int) -> None:
+    points = points_of(values, first)
+    width = bucket_width([point.run_step for point in points], limit)
+    wanted: set[PointData] = set()
+    for start in {point.run_step // width for point in points}:
+        bucket = [point for point in points if point.run_step // width == start]
+        finite = [point for point in bucket if point.value is not None]
+        others = [point for point in bucket if point.value is None]
+        wanted |= {bucket[0], bucket[-1], *others[:1]}
+        if finite:
+            wanted |= {min(finite, key=lambda p: p.value or 0.0), max(finite, key=lambda p: p.value or 0.0)}
+    shown = points if len(points) <= limit else sorted(wanted, key=lambda point: point.run_step)
+    assert downsample(points, limit) == shown
+
+
 @given(st.lists(st.floats(-5, 5), min_size=40, max_size=200), st.integers(10, 30))
 def test_points_stay_where_they_are_while_a_chart_grows(values: list[float], limit: int) -> None:
     points = points_of(list(values))
     before, after = points[:-1], points
-    width = bucket_width(after, limit)
-    if bucket_width(before, limit) == width:
+    steps = [point.run_step for point in after]
+    width = bucket_width(steps, limit)
+    if bucket_width(steps[:-1], limit) == width:
         settled = after[-1].run_step // width * width
         shown = [point for point in downsample(before, limit) if point.run_step < settled]
         assert shown == [point for point in downsample(after, limit) if point.run_step < settled]
