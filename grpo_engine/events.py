@@ -233,14 +233,17 @@ class Journal:
         self._seq = 0
 
     def append(self, type: str, *, stage: str | None = None, **payload: Any) -> AnyEvent:
-        """Write one event and return it. Raises StorageFull when the disk refuses."""
+        """Write one event and return it. Raises StorageFull when the disk refuses; then nothing of the line stays."""
         event = _ADAPTER.validate_python(
             {"seq": self._seq + 1, "time": datetime.now(UTC), "type": type, "stage": stage, **payload}
         )
         line = json.dumps(event.model_dump(mode="json"), ensure_ascii=False, allow_nan=False) + "\n"
+        end = self._file.tell()
         try:
             _write_whole(self._file.fileno(), line.encode())
         except OSError as error:
+            self._file.seek(end)  # or the next line would be glued to the torn one
+            self._file.truncate()
             raise StorageFull(f"cannot append to {self.path}: {error.strerror}") from error
         self._seq += 1
         return event

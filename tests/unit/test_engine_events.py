@@ -1,10 +1,12 @@
 import json
 import math
+import resource
 
 import pytest
 from pydantic import ValidationError
 
 from grpo_engine import events
+from grpo_engine.errors import StorageFull
 
 
 def test_sequence_numbers_rise_by_one_from_one(tmp_path):
@@ -45,6 +47,20 @@ def test_an_event_of_unknown_type_is_refused_and_not_written(tmp_path):
     with events.Journal(tmp_path) as journal, pytest.raises(ValidationError):
         journal.append("rumour", text="?")
     assert journal.path.read_bytes() == b""
+
+
+def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_next(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with events.Journal(tmp_path) as journal:
+        journal.append("started", config_hash="x")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 50, hard))
+        try:
+            with pytest.raises(StorageFull, match="journal"):
+                journal.append("warning", message="long " * 50)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        journal.append("failed", reason="storage_full", message="no space")
+    assert [(event.seq, event.type) for event in events.read(tmp_path)] == [(1, "started"), (2, "failed")]
 
 
 def test_a_missing_journal_reads_as_empty(tmp_path):
