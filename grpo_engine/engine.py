@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
@@ -39,7 +41,7 @@ from grpo_engine.stages.context import Outcome, SavedCheckpoint, StageContext
 from grpo_engine.stages.rl import RLParts, run_rl
 from grpo_engine.stages.sft import run_sft
 from grpo_engine.training.advantages import group_advantages
-from grpo_engine.training.checkpoint import TRAINER, remove_old, save_checkpoint
+from grpo_engine.training.checkpoint import TRAINER, remove_old, restore_rng, save_checkpoint
 from grpo_engine.training.learner import TorchLearner
 from grpo_engine.training.objectives import PolicyObjective, SupervisedObjective
 from grpo_engine.types import Completion, Prompt, StageProgress
@@ -103,7 +105,7 @@ def _run_stages(attempt: Attempt) -> Outcome:
         step=progress.step, total_steps=config.total_steps(), versions=package_versions(), git_commit=git_commit(),
     )  # fmt: skip
     journal.append("heartbeat", next_within_s=600, doing="loading the model")
-    _prepare_torch(config)
+    _prepare_libraries(config)
     model = FolderModel(path=str(attempt.resume)) if attempt.resume else config.model
     policy = load_policy(model, seed=config.seed, dtype=config.dtype, device=_device(config))
     outcome: Outcome = "finished"
@@ -113,6 +115,7 @@ def _run_stages(attempt: Attempt) -> Outcome:
             outcome = _run_stage(attempt, policy, progress, resumed)
         elif resumed is not None:  # the stage had ended: only its exact weights are needed
             _learner(config, policy, progress).load(resumed / TRAINER)
+            _restore_random(attempt, resumed)
             outcome = "finished" if progress.step >= config.stages[progress.stage_index].num_steps else "early_stopped"
         resumed = None
         if outcome == "stopped" or progress.stage_index + 1 == len(config.stages):
@@ -129,10 +132,12 @@ def _run_stages(attempt: Attempt) -> Outcome:
     return outcome
 
 
-def _prepare_torch(config: RunConfig) -> None:
+def _prepare_libraries(config: RunConfig) -> None:
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed)
+    random.seed(config.seed)
+    np.random.seed(config.seed)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the log is a file
 
 
@@ -162,10 +167,20 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
     )
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
+        _restore_random(attempt, resumed)
         return run_sft(context, stage, source, learner, partial(encode_demonstration, policy))
     rewards = build_rewards(stage, attempt.custom_sources)
     attempt.reward_versions = {reward.name: reward.version for reward in rewards}
-    return run_rl(context, stage, _rl_parts(config, stage, policy, progress, learner, source, rewards, reference))
+    parts = _rl_parts(config, stage, policy, progress, learner, source, rewards, reference)
+    _restore_random(attempt, resumed)
+    return run_rl(context, stage, parts)
+
+
+def _restore_random(attempt: Attempt, resumed: Path | None) -> None:
+    """Users' rewards may draw from the global generators: go on where the checkpoint was. Last before the stage runs,
+    since making the parts may draw too."""
+    if resumed is not None and not attempt.forked:
+        restore_rng(resumed)
 
 
 def _learner(config: RunConfig, policy: Policy, progress: StageProgress) -> TorchLearner:
@@ -186,8 +201,9 @@ def _rl_parts(
     source: PromptSource, rewards: Sequence[RewardFunction], reference: PreTrainedModel | None,
 ) -> RLParts:  # fmt: skip
     sampler = TorchSampler(
-        policy.model, policy.tokenizer, policy.end_token_ids, policy.max_context_tokens, dtype=config.dtype
-    )
+        policy.model, policy.tokenizer, policy.end_token_ids, policy.max_context_tokens,
+        fixed_shapes=config.deterministic, dtype=config.dtype,
+    )  # fmt: skip
     sampler.load_weights(learner.iter_full_weights(), progress.policy_version)
     scorer = None
     if reference is not None:

@@ -57,7 +57,7 @@ def interrupt(folder, number, step):
     return process.returncode
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_an_interrupted_run_ends_with_the_same_weights(whole, tmp_path, number):
     first, second = tmp_path / "first", tmp_path / "second"
     status = interrupt(first, number, step=7)
@@ -69,6 +69,19 @@ def test_an_interrupted_run_ends_with_the_same_weights(whole, tmp_path, number):
     assert weights_hash(second) == weights_hash(whole)
     expected = {key: value for key, value in journaled(whole).items() if key[0] == "1-rl" and key[1] > resumed_at}
     assert journaled(second) == expected
+
+
+def test_a_reward_that_draws_random_numbers_goes_on_in_their_sequence(tmp_path):
+    source = tmp_path / "dice.py"
+    source.write_text("import random\n\ndef reward(completions):\n    return [random.random() for _ in completions]\n")
+    dice = {"kind": "custom", "name": "dice"}
+    config = tiny_config(rl_stage(rewards=[dice], num_steps=4, checkpoint={"every_steps": 2}))
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run_engine(config, first, "--reward", f"dice={source}") == 0
+    checkpoint = first / "checkpoints" / "0-rl-000002"
+    assert run_engine(config, second, "--reward", f"dice={source}", "--resume", str(checkpoint)) == 0
+    assert journaled(second) == {key: value for key, value in journaled(first).items() if key[1] > 2}
+    assert weights_hash(second) == weights_hash(first)
 
 
 def test_a_checkpoint_of_another_config_is_refused(whole, tmp_path):
