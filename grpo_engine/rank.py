@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     control = Control.from_environment()  # before torch is imported: the parent may be gone already
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # rank 0 alone journals, and says there that this version trains on one rank
     # OpenMP's threads spin while they wait; beside any other load that makes a step a hundred times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -29,24 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit status: 0 finished or stopped on request, 2 config refused, 1 failed."""
+    out: Path = arguments.out
     try:
         config = _read_config(arguments)
-    except (InvalidConfig, OSError) as error:
+        if (out / events.JOURNAL_NAME).exists():
+            print(f"--out {out}: already holds a run; choose a new folder, or continue with --resume", file=sys.stderr)
+            return 2
+        command = rank_command(config, out, arguments)
+    except (InvalidConfig, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 2
-    out: Path = arguments.out
-    if (out / events.JOURNAL_NAME).exists():
-        print(f"--out {out}: already holds a run; choose a new folder, or continue with --resume", file=sys.stderr)
-        return 2
-    ranks = start_ranks(
-        rank_command(config, out, arguments),
-        num_ranks=config.needs.num_ranks, log_path=out / "engine.log",
-    )  # fmt: skip
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both ask for a checkpoint first
+    ranks = start_ranks(command, num_ranks=config.needs.num_ranks, log_path=out / "engine.log")
     return _follow(ranks, out)
 
 
 def rank_command(config: RunConfig, out: Path, arguments: argparse.Namespace) -> list[str]:
-    """Write the resolved config into `out` and return the command of its ranks."""
+    """Write the resolved config into `out` and return the command of its ranks. OSError names a missing reward file."""
+    for reward in arguments.reward:
+        Path(split_reward(reward)[1]).read_text()
     out.mkdir(parents=True, exist_ok=True)
     path = out / "config.json"
     path.write_text(json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False))
@@ -55,7 +57,6 @@ def rank_command(config: RunConfig, out: Path, arguments: argparse.Namespace) ->
         if (checkpoint := getattr(arguments, option)) is not None:
             command += [f"--{option}", str(checkpoint)]
     for reward in arguments.reward:
-        split_reward(reward)
         command += ["--reward", reward]
     return command
 
@@ -68,7 +69,7 @@ def _read_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _follow(ranks: Ranks, out: Path) -> int:
-    """Print what the journal says until the ranks end; Ctrl-C stops them with a checkpoint."""
+    """Print what the journal says until the ranks end; Ctrl-C or SIGTERM stops them with a checkpoint."""
     offset = 0
     try:
         while True:

@@ -69,9 +69,7 @@ def test_with_a_constant_reward_nothing_improves(tmp_path):
     assert run_engine(config, tmp_path / "run", "--reward", f"constant={source}") == 0
     lengths = [event.metrics["mean_length_tokens"] for event in named(tmp_path / "run", "evaluation")]
     assert len(set(lengths)) == 1
-    assert all(
-        event.dropped == {"zero_variance": 4} for event in named(tmp_path / "run", "trained")
-    )
+    assert all(event.dropped == {"zero_variance": 4} for event in named(tmp_path / "run", "trained"))
 
 
 def test_a_run_that_cannot_start_says_why_in_its_journal(tmp_path):
@@ -81,6 +79,19 @@ def test_a_run_that_cannot_start_says_why_in_its_journal(tmp_path):
     assert failure.reason == "invalid_config"
     assert "model.path" in failure.message
     assert str(tmp_path / "absent") in failure.message
+
+
+def test_two_ranks_are_refused_by_rank_0_alone(tmp_path):
+    assert run_engine(tiny_config(needs={"num_ranks": 2}), tmp_path / "run") == 2
+    [failure] = named(tmp_path / "run", "failed")
+    assert "needs.num_ranks" in failure.message
+    assert "FileExistsError" not in (tmp_path / "run" / "engine.log").read_text()
+
+
+def test_a_missing_reward_file_is_told_before_anything_starts(tmp_path, capfd):
+    assert run_engine(tiny_config(), tmp_path / "run", "--reward", f"brevity={tmp_path}/absent.py") == 2
+    assert f"{tmp_path}/absent.py" in capfd.readouterr().out
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_crash_is_journaled_with_its_traceback(tmp_path):
