@@ -31,6 +31,8 @@ class Attempt:
     journal: Journal
     parent: str | None = None
     """Checkpoint before the next one to be written, as a path."""
+    data_versions: dict[str, str] = field(default_factory=dict)
+    """Stage, such as `1-rl` -> version of what it reads, for the stages that this attempt trained."""
     reward_versions: dict[str, str] = field(default_factory=dict)
 
 

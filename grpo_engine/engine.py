@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from grpo_engine.attempt import Attempt, starting_progress
 from grpo_engine.config import FolderModel, RLStage, RunConfig, SFTStage
 from grpo_engine.control import Control
-from grpo_engine.data.sources import open_source
+from grpo_engine.data.sources import data_version, open_source
 from grpo_engine.diagnostics.detectors import Detectors
 from grpo_engine.diagnostics.early_stopping import EarlyStopper
 from grpo_engine.errors import DataError, EngineError, InvalidConfig, LeaseLost, Problem
@@ -165,6 +165,7 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
         demonstrations=isinstance(stage, SFTStage),
         field=f"stages.{progress.stage_index}.data",
     )
+    attempt.data_versions[config.stage_key(progress.stage_index)] = data_version(stage.data)
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
         _restore_random(attempt, resumed)
@@ -293,7 +294,8 @@ def _context(
         extra = {REFERENCE_FILE: _reference_path(attempt, progress)} if _wants_reference(stage) else {}
         save_checkpoint(
             folder, policy=policy, learner=learner, progress=progress, stage=key, config=config, parent=attempt.parent,
-            metrics=metrics, reward_versions=attempt.reward_versions, extra_files=extra,
+            metrics=metrics, data_versions=attempt.data_versions, reward_versions=attempt.reward_versions,
+            extra_files=extra,
         )  # fmt: skip
         attempt.parent = str(folder)
         return SavedCheckpoint(folder, total_bytes(folder), manifest_sha256(folder))

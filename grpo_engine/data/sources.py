@@ -9,8 +9,11 @@ The held-out part does not depend on the run's seed: all seeds of a study are me
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +60,19 @@ def open_source(
     from grpo_engine.data.gym import open_gym
 
     return open_gym(config, tokenizer, seed=seed, demonstrations=demonstrations, field=field)
+
+
+def data_version(config: DataConfig) -> str:
+    """Name and version of what gives the rows: the file's content, or the code or package that makes them.
+
+    Example: data_version(AdditionData()) == "addition@5c1e88d0" (first 8 hex digits of SHA-256)."""
+    if isinstance(config, FileData):
+        with open(config.path, "rb") as file:
+            return f"{Path(config.path).name}@{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
+    if isinstance(config, AdditionData):
+        code = Path(__file__).with_name("addition.py").read_bytes()
+        return f"addition@{hashlib.sha256(code).hexdigest()[:8]}"
+    return f"{config.task}@reasoning-gym-{metadata.version('reasoning-gym')}"
 
 
 class FiniteSource:

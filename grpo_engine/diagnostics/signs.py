@@ -69,7 +69,7 @@ class NonFinite:
     _WATCHED = ("loss", "optimizer/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean")
 
     def __init__(self) -> None:
-        self.memory: dict[str, Any] = {"skipped": 0.0}
+        self.memory: dict[str, Any] = {}
 
     def read(self, step: int, values: Values) -> Reading | None:
         present = [name for name in self._WATCHED if values.get(name) is not None]
@@ -77,10 +77,8 @@ class NonFinite:
         if not present and skipped is None:
             return None
         bad = [f"{name} is {values[name]}" for name in present if not math.isfinite(values[name])]
-        if skipped is not None:
-            if skipped > self.memory["skipped"]:
-                bad.append(f"{skipped:g} optimizer steps were skipped")
-            self.memory["skipped"] = skipped
+        if skipped:
+            bad.append("the optimizer step was skipped")
         if not bad:
             return FINE
         return Reading(

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_engine import events
 from grpo_engine.config import RunConfig
+from grpo_engine.manifest import read_manifest
 from tests.engine_configs import rl_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine
 
@@ -53,6 +54,13 @@ def test_retention_keeps_the_newest_and_each_stages_last(finished):
     kept = sorted(path.name for path in (finished / "checkpoints").iterdir())
     assert kept == ["0-sft-000005", "0-sft-000010", "1-rl-000006", "1-rl-000009", "1-rl-000010"]
     assert [event.path for event in named(finished, "checkpoint_removed")] == ["checkpoints/1-rl-000003"]
+
+
+def test_a_checkpoint_names_its_data_and_rewards_by_version(finished):
+    manifest = read_manifest(newest_checkpoint(finished))
+    assert list(manifest.data_versions) == ["0-sft", "1-rl"]
+    assert all(version.startswith("addition@") for version in manifest.data_versions.values())
+    assert list(manifest.reward_versions) == ["accuracy", "length"]
 
 
 def test_early_stopping_state_is_journaled_every_step(finished):
