@@ -26,6 +26,7 @@ from app.artifacts import ArtifactStore
 from app.db import Database
 from app.metrics.display import has_steps, new_points
 from app.models import Attempt, Run
+from app.paging import WholeNumber
 from app.runs import logs
 from app.runs.frame import build_frame
 from app.runs.log_view import log_key
@@ -160,7 +161,7 @@ def events(
     tab: str = "overview",
     stage: str = "",
     version: int = 0,
-    after: int = 0,
+    after: WholeNumber = 0,
     charts: bool = True,
     follow: bool = False,
     log_end: int = 0,

@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
+from pydantic import Field
 from sqlalchemy import ColumnElement, and_, false, or_
 
 from app.errors import BadRequest
 
 T = TypeVar("T")
 MAX_LIMIT = 200
+MAX_WHOLE_NUMBER = (1 << 31) - 1
+WholeNumber = Annotated[int, Field(ge=0, le=MAX_WHOLE_NUMBER)]
+"""A step, attempt or batch in an address: what its column can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def order_by(keys: Sequence[Key]) -> list[ColumnElement[Any]]:
 
 def after(keys: Sequence[Key], values: Sequence[Any]) -> ColumnElement[bool]:
     """Rows behind the one whose keys have `values`; the last key must be unique."""
-    if len(keys) != len(values):
+    if len(keys) != len(values) or not all(map(_fits, keys, values)):
         raise BadRequest("The cursor belongs to another order; start again without one.")
     branches = []
     for index, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -62,9 +67,22 @@ def after(keys: Sequence[Key], values: Sequence[Any]) -> ColumnElement[bool]:
     return or_(*branches)
 
 
+def _fits(key: Key, value: Any) -> bool:
+    """Whether the column could hold this value."""
+    kind = key.column.type.python_type
+    if isinstance(value, int):
+        return kind in (int, float) and abs(value) <= MAX_WHOLE_NUMBER
+    return value is None or isinstance(value, kind)
+
+
 def encode_cursor(order: str, values: Sequence[Any]) -> str:
-    plain = [{"time": value.isoformat()} if isinstance(value, datetime) else value for value in values]
-    return base64.urlsafe_b64encode(json.dumps([order, plain]).encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(json.dumps([order, list(map(_plain, values))]).encode()).decode().rstrip("=")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return {"time": value.isoformat()}
+    return {"id": value.hex} if isinstance(value, uuid.UUID) else value
 
 
 def decode_cursor(order: str, cursor: str) -> list[Any]:
@@ -73,13 +91,20 @@ def decode_cursor(order: str, cursor: str) -> list[Any]:
         made_for, values = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         if made_for != order or not isinstance(values, list):
             raise ValueError(made_for)
-        return [datetime.fromisoformat(v["time"]) if isinstance(v, dict) else _scalar(v) for v in values]
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        return [_value(value) for value in values]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise BadRequest(f"cursor {cursor[:80]!r} does not belong to this list; start again without one.") from error
 
 
-def _scalar(value: Any) -> Any:
-    if isinstance(value, (list, dict)):
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        if "id" in value:
+            return uuid.UUID(value["id"])
+        time = datetime.fromisoformat(value["time"])
+        if time.tzinfo is None:
+            raise ValueError("a time without its zone")
+        return time
+    if isinstance(value, list):
         raise TypeError("a cursor holds plain values")
     return value
 

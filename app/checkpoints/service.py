@@ -62,8 +62,7 @@ def list_checkpoints(
     if not removed:
         query = query.where(Checkpoint.state != "removed")
     if cursor:
-        number, saved_at, last = decode_cursor("checkpoints", cursor)
-        query = query.where(after(_KEYS, [number, saved_at, uuid.UUID(last)]))
+        query = query.where(after(_KEYS, decode_cursor("checkpoints", cursor)))
     rows = list(session.execute(query))
     shown = rows[: checked_limit(limit)]
     parents = {row.parent_id for row, _, _ in shown if row.parent_id}
@@ -78,7 +77,7 @@ def list_checkpoints(
 
 def _cursor(view: CheckpointView) -> str:
     row = view.checkpoint
-    return encode_cursor("checkpoints", [view.run_number, row.saved_at, row.id.hex])
+    return encode_cursor("checkpoints", [view.run_number, row.saved_at, row.id])
 
 
 def get_checkpoint(session: Session, checkpoint_id: uuid.UUID) -> Checkpoint:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from app.idempotency import ApiRoute
 from app.metrics import service
 from app.metrics.schemas import LatestOut, NamesOut, SeriesListOut, SeriesOut
+from app.paging import WholeNumber
 from app.runs.api import RunRef
 from app.runs.service import get_run
 from app.security import Reader
@@ -37,8 +38,8 @@ def get_series(
     session: ReadSession,
     names: Annotated[list[str], Query(min_length=1, max_length=MAX_NAMES, examples=[["reward/mean", "loss"]])],
     max_points: Annotated[int, Query(ge=10, le=1_000_000)] = 1000,
-    after_step: Annotated[int | None, Query(ge=0, lt=1 << 31, description="Only points with a larger run_step")] = None,
-    attempt: Annotated[int | None, Query(description="Only this attempt's points")] = None,
+    after_step: Annotated[WholeNumber | None, Query(description="Only points with a larger run_step")] = None,
+    attempt: Annotated[WholeNumber | None, Query(description="Only this attempt's points")] = None,
 ) -> SeriesListOut:
     """Series for charts: the newest attempt of each step, downsampled deterministically without hiding an extreme."""
     found = service.series(

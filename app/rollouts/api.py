@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 
 from app.idempotency import ApiRoute
-from app.paging import Page
+from app.paging import Page, WholeNumber
 from app.rollouts import service
 from app.rollouts.schemas import BatchesOut, GroupsOut, SearchOut, TokensOut
 from app.rollouts.searching import SearchFilters, SearchPage
@@ -20,7 +20,7 @@ from app.sessions import AppStore, ReadSession
 
 router = APIRouter(prefix="/runs/{run}", tags=["rollouts"], route_class=ApiRoute)
 Limit = Annotated[int, Query(ge=1, le=200)]
-Attempt = Annotated[int | None, Query(description="The newest that did the step without one")]
+Attempt = Annotated[WholeNumber | None, Query(description="The newest that did the step without one")]
 
 
 @router.get("/batches", response_model=BatchesOut)
@@ -29,8 +29,8 @@ def list_batches(
     run: RunRef,
     session: ReadSession,
     stage: str | None = None,
-    step: int | None = None,
-    attempt: int | None = None,
+    step: WholeNumber | None = None,
+    attempt: WholeNumber | None = None,
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> Page[BatchView]:
@@ -42,7 +42,13 @@ def list_batches(
 
 @router.get("/stages/{stage}/steps/{step}/groups", response_model=GroupsOut)
 def step_groups(
-    _: Reader, run: RunRef, stage: str, step: int, session: ReadSession, store: AppStore, attempt: Attempt = None
+    _: Reader,
+    run: RunRef,
+    stage: str,
+    step: WholeNumber,
+    session: ReadSession,
+    store: AppStore,
+    attempt: Attempt = None,
 ) -> dict[str, Any]:
     """The groups that one step trained on: rewards, mean, deviation, why dropped."""
     return {"items": service.step_groups(session, store, get_run(session, run), stage, step, attempt)}
@@ -50,7 +56,13 @@ def step_groups(
 
 @router.get("/attempts/{attempt}/batches/{batch}/groups/{index}")
 def get_group(
-    _: Reader, run: RunRef, attempt: int, batch: int, index: int, session: ReadSession, store: AppStore
+    _: Reader,
+    run: RunRef,
+    attempt: WholeNumber,
+    batch: WholeNumber,
+    index: int,
+    session: ReadSession,
+    store: AppStore,
 ) -> GroupDetail:
     """One prompt's completions with reward parts and advantages as the arithmetic they are."""
     return service.group(session, store, get_run(session, run), attempt, batch, index)
@@ -60,7 +72,14 @@ def get_group(
     "/attempts/{attempt}/batches/{batch}/groups/{index}/completions/{completion}/tokens", response_model=TokensOut
 )
 def get_tokens(
-    _: Reader, run: RunRef, attempt: int, batch: int, index: int, completion: int, session: ReadSession, store: AppStore
+    _: Reader,
+    run: RunRef,
+    attempt: WholeNumber,
+    batch: WholeNumber,
+    index: int,
+    completion: int,
+    session: ReadSession,
+    store: AppStore,
 ) -> dict[str, Any]:
     """The tokens of one completion with their log-probabilities in nats."""
     found = service.tokens(session, store, get_run(session, run), attempt, batch, index, completion)
@@ -81,7 +100,7 @@ def search(
     truncated: bool | None = None,
     prompt_id: Annotated[str | None, Query(description="One prompt through training")] = None,
     stage: str | None = None,
-    attempt: int | None = None,
+    attempt: WholeNumber | None = None,
     limit: Limit = 50,
     cursor: str | None = None,
 ) -> SearchPage:

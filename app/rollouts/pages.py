@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import BadRequest, NotFound
 from app.models import Attempt, RolloutBatch, Run
+from app.paging import WholeNumber
 from app.rollouts import service
 from app.rollouts.batches import get_batch
 from app.rollouts.service import GroupDetail, GroupSummary
@@ -67,8 +68,8 @@ def step_page(
     store: AppStore,
     number: str,
     stage: str,
-    step: int,
-    attempt: int | None = None,
+    step: WholeNumber,
+    attempt: WholeNumber | None = None,
 ) -> Response:
     run = get_run(session, number)
     groups = service.step_groups(session, store, run, stage, step, attempt)
@@ -76,7 +77,7 @@ def step_page(
     low, high = min([0.0, *rewards]), max([0.0, *rewards])
     rows = [_group_row(run, group, low, high) for group in groups]
     shown = groups[0].attempt
-    near = _neighbours(session, run, stage, step, shown)
+    near = _neighbours(session, run, stage, step)
     context = StepContext(
         run=run,
         stage=stage,
@@ -120,7 +121,7 @@ def _attempts_of_step(session: Session, run: Run, stage: str, step: int) -> list
     return list(session.scalars(query.where(*where).order_by(Attempt.number)))
 
 
-def _neighbours(session: Session, run: Run, stage: str, step: int, attempt: int) -> tuple[int | None, int | None]:
+def _neighbours(session: Session, run: Run, stage: str, step: int) -> tuple[int | None, int | None]:
     query = select(RolloutBatch.step).join(Attempt, Attempt.id == RolloutBatch.attempt_id)
     query = query.where(Attempt.run_id == run.id, RolloutBatch.stage == stage)
     before = session.scalar(query.where(RolloutBatch.step < step).order_by(RolloutBatch.step.desc()).limit(1))

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.artifacts import ArtifactStore
 from app.errors import NotFound, Unavailable
 from app.models import Attempt, RolloutBatch, Run
-from app.paging import checked_limit, decode_cursor, encode_cursor
+from app.paging import MAX_WHOLE_NUMBER, checked_limit, decode_cursor, encode_cursor
 from app.rollouts import files
 from app.rollouts.batches import BatchView, after_batch, batch_query, batch_view
 from app.rollouts.service import finite
@@ -25,7 +25,7 @@ _COLUMNS = (
     "finish_reason",
 )  # fmt: skip
 _ORDER = "search"
-_END = 1 << 31
+_END = MAX_WHOLE_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _start(cursor: str | None) -> tuple[int, ...]:
     if not cursor:
         return (0, -1, _END, _END)
     values = decode_cursor(_ORDER, cursor)
-    if len(values) != 4 or not all(isinstance(value, int) for value in values):
+    if len(values) != 4 or not all(isinstance(value, int) and abs(value) <= _END for value in values):
         return tuple(decode_cursor("another list", cursor))
     return tuple(values)
 

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
 from app.models import Checkpoint, NamedConfig, Run, User
+from app.paging import WholeNumber
 from app.runs import log_view, service
 from app.runs.frame import Frame
 from app.runs.pages import framed
@@ -30,7 +31,7 @@ def log(
     store: AppStore,
     number: str,
     search: str = "",
-    attempt: int | None = None,
+    attempt: WholeNumber | None = None,
 ) -> Response:
     run = service.get_run(session, number)
     frame = framed(session, store, run, user, "log")
@@ -39,7 +40,7 @@ def log(
 
 
 @router.get("/runs/{number}/attempts/{attempt}/engine.log")
-def download_log(_: Reader, session: ReadSession, store: AppStore, number: str, attempt: int) -> Response:
+def download_log(_: Reader, session: ReadSession, store: AppStore, number: str, attempt: WholeNumber) -> Response:
     run = service.get_run(session, number)
     return log_view.download(store, run, service.get_attempt(session, run, attempt))
 

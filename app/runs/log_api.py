@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from app.idempotency import ApiRoute
 from app.models import Attempt
+from app.paging import WholeNumber
 from app.runs import logs, service
 from app.runs.api import RunRef
 from app.runs.schemas import LogHitsOut, LogOut
@@ -17,7 +18,7 @@ from app.sessions import AppStore, ReadSession
 from app.settings import Settings
 
 router = APIRouter(prefix="/runs/{run}/log", tags=["runs"], route_class=ApiRoute)
-AttemptNumber = Annotated[int | None, Query(description="The newest without one")]
+AttemptNumber = Annotated[WholeNumber | None, Query(description="The newest without one")]
 
 
 def log_key(attempt: Attempt) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -107,3 +108,18 @@ def test_the_docs_ask_nothing_of_other_hosts(seeded: TestClient) -> None:
     for asset in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js"):
         assert seeded.get(f"/static/vendor/swagger/{asset}").status_code == 200
     assert seeded.get("/openapi.json").json()["paths"]["/api/v1/runs"]["post"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/runs/1/steps/1-rl/{}", "/runs/1/steps/1-rl/12?attempt={}", "/runs/1/attempts/{}/engine.log",
+        "/runs/1/log?attempt={}", "/runs/1/events?after={}", "/api/v1/runs/1/batches?step={}",
+        "/api/v1/runs/1/series?names=loss&attempt={}", "/api/v1/runs/1/series?names=loss&after_step={}",
+        "/api/v1/runs/1/attempts/{}/batches/1/groups/0", "/api/v1/runs/1/log?attempt={}",
+    ],
+)  # fmt: skip
+def test_a_number_that_no_column_holds_is_named(seeded: TestClient, path: str) -> None:
+    answer = seeded.get(path.format(10**30))
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["value"] == f"'{10**30}'"
