@@ -159,7 +159,8 @@ class SchemaForm:
         if "properties" in schema:
             return self._parse_object(schema, path, posted)
         if schema.get("type") == "array" and schema["items"].get("type") != "string":
-            count = int(posted.get(f"{path}.length", "0") or 0)
+            length = posted.get(f"{path}.length", "")
+            count = int(length) if length.isdecimal() else 0
             return [self._parse(schema["items"], _join(path, str(index)), posted) for index in range(min(count, 50))]
         return _leaf_value(schema, path, posted)
 

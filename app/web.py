@@ -161,7 +161,7 @@ def redirect(url: str, flash: str = "", kind: str = "good") -> RedirectResponse:
 def read_flash(request: Request) -> list[Flash]:
     try:
         text, kind = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH_COOKIE, "")))
-    except ValueError:
+    except (ValueError, TypeError):
         return []
     return [Flash(str(text), kind if kind in ("good", "warn", "bad") else "good")]
 

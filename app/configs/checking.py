@@ -20,7 +20,7 @@ from typing import Any
 from app.errors import Unavailable
 from app.rewards.service import custom_names
 from app.settings import Settings
-from grpo_engine.config import CustomReward, RLStage, RunConfig
+from grpo_engine.config import RunConfig
 
 MAX_REPORT_BYTES = 4 << 20
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "HF_HOME", "HF_HUB_CACHE", "LD_LIBRARY_PATH")
@@ -30,9 +30,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 def check(settings: Settings, config: RunConfig, sources: Mapping[str, str]) -> dict[str, Any]:
     """The preflight's report as JSON: problems, warnings, prompts, gold_rewards, memory, seconds.
 
-    `sources`: custom reward name -> source text; those left out are reported as not
-    called. Raises Unavailable when the child
-    exceeds the limit or dies."""
+    `sources`: custom reward name -> source text; those left out are reported as not called. Raises Unavailable when
+    the child exceeds the limit or dies."""
     with tempfile.TemporaryDirectory(prefix="cohort-check-") as name:
         folder = Path(name)
         command = _command(folder, config, sources)
@@ -55,16 +54,9 @@ def _command(folder: Path, config: RunConfig, sources: Mapping[str, str]) -> lis
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
         command += ["--reward", f"{name}={folder / name}.py"]
-    for name in custom_names(config).keys() - sources.keys():
-        command += ["--uncalled", name]
-    for name in sorted(_custom_names(config) - set(sources)):
+    for name in sorted(custom_names(config).keys() - sources.keys()):
         command += ["--uncalled", name]
     return command
-
-
-def _custom_names(config: RunConfig) -> set[str]:
-    stages = [stage for stage in config.stages if isinstance(stage, RLStage)]
-    return {part.name for stage in stages for part in stage.rewards if isinstance(part, CustomReward)}
 
 
 def _run_limited(command: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:

@@ -29,7 +29,8 @@ from app.security import Reader, Runner, allowed
 from app.sessions import AppDatabase, AppSettings, ReadSession, WriteSession
 from app.web import page, pages_router, redirect
 from grpo_engine.config import RunConfig
-from grpo_engine.errors import Problem
+from grpo_engine.config_errors import load_config, read_yaml
+from grpo_engine.errors import InvalidConfig, Problem
 
 router = pages_router()
 TEMPLATE = "runs/new.html"
@@ -173,9 +174,11 @@ def _list_at(data: Any, path: str) -> list[Any]:
     try:
         for part in parents:
             data = data[int(part)] if part.isdecimal() else data[part]
-        rows: list[Any] = data.setdefault(name, [])
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise BadRequest(f"The form has no list at {path[:100]!r}.") from error
+        rows = data.setdefault(name, [])
+    except (KeyError, IndexError, TypeError, AttributeError):
+        rows = None
+    if not isinstance(rows, list):
+        raise BadRequest(f"The form has no list at {path[:100]!r}.")
     return rows
 
 
@@ -187,7 +190,8 @@ def check(
     draft = _draft(fields)
     try:
         config = _config(draft)
-        sources = sources_for(session, config)
+        with database.read() as early:  # the check takes long; no transaction stays open meanwhile
+            sources = sources_for(early, config)
     except Invalid as error:
         return _show(request, session, draft, problems=error.problems, status=422)
     called = {name: row.source for name, row in sources.items()} if allowed(user, "code") else {}
@@ -261,18 +265,16 @@ def _dump(data: Mapping[str, Any]) -> str:
 
 
 def _loaded(text: str) -> dict[str, Any]:
-    """YAML as a mapping, valid or not: the form shows what is wrong. Raises Invalid when it is no mapping."""
+    """YAML as a mapping; the form shows which of its fields are wrong. Raises Invalid when the whole is."""
+    data = None
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else "the text"
-        raise Invalid.of(
-            [Problem("", where, f"is not YAML: {getattr(error, 'problem', error)}", "correct it")]
-        ) from error
-    if not isinstance(data, dict):
-        raise Invalid.of([Problem("", text[:60], "is not a mapping", "write fields as `name: value`")])
-    return data
+        data = read_yaml(text)
+        load_config(data)
+    except InvalidConfig as error:
+        whole = [problem for problem in error.problems if not problem.field]
+        if whole or not isinstance(data, Mapping):
+            raise Invalid.of(whole or error.problems) from error
+    return dict(data)
 
 
 def _show(
@@ -289,8 +291,9 @@ def _show(
     errors: dict[str, str] = {}
     for problem in problems or []:
         errors.setdefault(problem.field, f"{problem.message}; {problem.remedy}" if problem.remedy else problem.message)
-    stages = draft.data.get("stages") or []
-    steps = [stage.get("num_steps") for stage in stages if isinstance(stage, Mapping)]
+    listed = draft.data.get("stages")
+    stages = [stage for stage in listed if isinstance(stage, Mapping)] if isinstance(listed, list) else []
+    steps = [stage.get("num_steps") for stage in stages]
     context = NewRunContext(
         draft=draft,
         tree=schema_form().build(draft.data, errors) if draft.view == "form" else None,

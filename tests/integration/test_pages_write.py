@@ -63,9 +63,24 @@ def test_invalid_input_is_answered_422_at_its_field_and_kept(person: TestClient)
 def test_yaml_that_is_none_says_where(person: TestClient) -> None:
     response = person.post("/runs/new", data={"view": "yaml", "op": "form", "yaml": "name: [1\nb: 2"})
     assert response.status_code == 422
-    assert "is not YAML" in response.text
-    assert "line" in response.text
+    assert "line 2" in response.text
+    assert "correct the YAML there" in response.text
     assert "name: [1" in response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"view": "yaml", "op": "form", "yaml": "stages: 3\nname: [1]"}, 200),
+        ({"view": "yaml", "op": "form", "yaml": "[" * 3000}, 422),
+        ({"view": "yaml", "op": "form", "yaml": "name: &a [1]\ntags: [" + "*a, " * 20_000 + "]"}, 422),
+        ({"stages.length": "three", "op": "refresh"}, 200),
+        ({"name": "abc", "op": "remove name.0"}, 400),
+        ({"name": "abc", "op": "up name.0"}, 400),
+    ],
+)
+def test_no_draft_is_too_odd_for_the_form(person: TestClient, fields: dict[str, str], status: int) -> None:
+    assert person.post("/runs/new", data=fields).status_code == status
 
 
 def test_yaml_becomes_the_form_and_back(person: TestClient) -> None:
