@@ -24,6 +24,7 @@ from app.settings import Settings
 from grpo_engine.events import JOURNAL_NAME
 from workers.identity import boot_id, exists
 from workers.outcome import Ending, decide
+from workers.supervisor import AWAY
 
 ACTOR = "reaper"
 log = logging.getLogger("cohort.reaper")
@@ -154,6 +155,17 @@ class Reaper:
                 del self._tails[attempt.id]
 
     def _ingest(self, attempt: Watched) -> None:
+        """A journal that cannot be read or stored is told in the log; it must not keep other runs from being watched.
+
+        Raises SQLAlchemyError when the database is away."""
+        try:
+            self._take_in(attempt)
+        except AWAY:
+            raise
+        except Exception:
+            log.exception("the journal of attempt %s of run %s cannot be taken in", attempt.number, attempt.run_id)
+
+    def _take_in(self, attempt: Watched) -> None:
         folder = self._settings.attempt_folder(attempt.run_id, attempt.number)
         path = folder / JOURNAL_NAME
         if not path.exists() or path.stat().st_size <= attempt.cursor_offset:

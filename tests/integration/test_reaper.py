@@ -153,6 +153,16 @@ def test_an_engine_that_had_ended_by_itself_is_believed(scene: Scene, event: Any
     assert scene.states(attempt) == states
 
 
+def test_a_journal_that_cannot_be_stored_keeps_nobody_from_being_watched(scene: Scene) -> None:
+    attempts = [add_attempt(scene.db, add_run(scene.db, "running"), **ended_process()) for _ in range(2)]
+    journal = scene.journal(attempts[0])
+    journal.append("trained", stage="not a stage", step=4, started_boot_s=1, ended_boot_s=2)
+    journal.close()
+    scene.round_after(0)
+
+    assert [scene.states(attempt) for attempt in attempts] == [("lost", "queued")] * 2
+
+
 def test_lines_that_come_after_the_end_are_taken_in_too(scene: Scene) -> None:
     attempt = add_attempt(scene.db, add_run(scene.db, "running"), **ELSEWHERE)
     scene.round_after(0)
