@@ -2,7 +2,8 @@
 
 Whoever started the rank holds the other end of a pipe and writes one JSON object a line:
 `{"deadline_boot_s": 812.5}` (CLOCK_BOOTTIME; no step and no write after it), `{"lost": true}`, or an operator's message
-such as `{"early_stopping": "stop"}`. A rank started by hand has no pipe and may do everything.
+such as `{"early_stopping": "stop"}` (null: as the config says). A rank started by hand has no pipe and may do
+everything.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ LOST_GRACE_S = 1.0
 """Between telling an engine that its run is lost and killing it."""
 AWAY = (OperationalError, InterfaceError, PoolTimeout)
 """The database is locked or cannot be reached; worth another try."""
+UNTOLD = "untold"
+"""The engine has not heard which early-stopping mode the operator wants; None is the config's."""
 log = logging.getLogger("cohort.worker")
 
 
@@ -64,7 +66,7 @@ class Supervisor:
         self._asked = False
         self._told_lost = False
         self._announced = False
-        self._override: str | None = None
+        self._told_mode: str | None = UNTOLD
         self._folder = settings.attempt_folder(attempt.run_id, attempt.number)
         self._journal = JournalWatch(self._folder)
 
@@ -205,9 +207,9 @@ class Supervisor:
             ).one()
         if attempt_state not in ACTIVE_ATTEMPT_STATES:
             self.lost = True
-        if override is not None and override != self._override:
+        if override != self._told_mode:
             ranks.send({"early_stopping": override})
-            self._override = override
+            self._told_mode = override
         if state in ("pausing", "cancelling"):
             self._ask_to_stop(ranks, state)
 

@@ -63,6 +63,10 @@ class EarlyStopper:
         self._rewards: list[tuple[int, float]] = []  # the newest window_steps of (step, reward)
         self._weak_steps = 0
 
+    def override(self, mode: Mode | None) -> None:
+        """What the operator wants; None is the config's mode."""
+        self.mode = mode or self._config.mode
+
     def update(self, step: int, mean_reward: float | None) -> Decision | None:
         """The decision after `step`; None while no finite reward was seen at all."""
         if mean_reward is not None and math.isfinite(mean_reward):

@@ -116,7 +116,7 @@ def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> b
         log.warning("finding at step %d: %s", step, finding.title)
     for message in context.control.messages():
         if "early_stopping" in message:
-            parts.early_stopper.mode = message["early_stopping"]
+            parts.early_stopper.override(message["early_stopping"])
     decision = parts.early_stopper.update(step, values.get("reward/mean"))
     context.progress.early_stopping = parts.early_stopper.state()
     context.progress.detectors = parts.detectors.state()

@@ -156,17 +156,19 @@ def test_a_signal_from_elsewhere_queues_the_run_again_and_counts(house: WorkerHo
 def test_the_operators_early_stopping_reaches_the_engine(house: WorkerHouse) -> None:
     run = house.launch(LONG)
     house.wait_for_step(run, 1)
-    with house.db.write() as session:
-        session.execute(update(Run).where(Run.id == run).values(early_stopping_override="stop"))
-
-    heard = select(Point.step).join(Series).where(Series.name == "messages", Point.value == 1)
     attempt = house.attempt_row(run).id
 
-    def has_heard() -> bool:
+    def has_heard(count: int) -> bool:
+        heard = select(Point.step).join(Series).where(Series.attempt_id == attempt, Series.name == "messages")
         with house.db.read() as session:
-            return session.scalar(heard.where(Series.attempt_id == attempt).limit(1)) is not None
+            return session.scalar(heard.where(Point.value == count).limit(1)) is not None
 
-    wait_until(has_heard, 20, "the engine heard of it")
+    # At first it is told that nothing is overridden, so that a resumed engine forgets what no longer holds.
+    for count, mode in ((2, "stop"), (3, None)):
+        wait_until(lambda count=count: has_heard(count - 1), 20, "the engine heard what held before")
+        with house.db.write() as session:
+            session.execute(update(Run).where(Run.id == run).values(early_stopping_override=mode))
+        wait_until(lambda count=count: has_heard(count), 20, f"the engine heard of {mode}")
     house.ask("cancel", run)
     house.check(run, "cancelled")
 

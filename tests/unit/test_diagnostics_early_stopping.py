@@ -126,10 +126,19 @@ def test_only_mode_stop_ends_the_run_and_the_operator_can_change_it() -> None:
     seen = [stopper.update(step, 0.5) for step in range(1, 12)]
     assert seen[-1] is not None
     assert (seen[-1].would_stop, seen[-1].stops) == (True, False)
-    stopper.mode = "stop"
+    stopper.override("stop")
     after = stopper.update(12, 0.5)
     assert after is not None
     assert (after.mode, after.stops) == ("stop", True)
+
+
+def test_an_override_that_is_taken_back_leaves_the_configs_mode_even_after_a_resume() -> None:
+    first, second = EarlyStopper(config(mode="observe")), EarlyStopper(config(mode="observe"))
+    first.override("stop")
+    second.restore(first.state())
+    assert second.mode == "stop"
+    second.override(None)
+    assert second.mode == "observe"
 
 
 def test_a_run_that_never_had_a_reward_has_no_decision() -> None:
