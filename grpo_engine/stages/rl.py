@@ -37,12 +37,14 @@ def run_rl(context: StageContext, stage: RLStage, parts: RLParts) -> Outcome:
     """Consumes prompts in order; waits for the lease before every step; produces rollouts, steps and verdicts."""
     progress = context.progress
     context.start()
-    if progress.step == 0:
+    if progress.step == 0 and not context.control.stop_requested:
         _evaluate(context, parts, step=0)
+    warned: set[str] = set()
     while progress.step < stage.num_steps and not context.control.stop_requested:
         started = time.perf_counter()
         batch = parts.pipeline.next_batch(progress.batch + 1, progress.prompt_position, progress.policy_version)
         _write_rollouts(context, stage, batch)
+        _warn_of_abstention(context, batch, warned)
         values = batch_metrics(batch.groups) | _train(context, stage, parts, batch)
         seconds = time.perf_counter() - started
         sampled = sum(len(rollout.completion.token_ids) for group in batch.groups for rollout in group.rollouts)
@@ -80,6 +82,18 @@ def _write_rollouts(context: StageContext, stage: RLStage, batch: Batch) -> None
         "rollouts", stage=context.key, batch=batch.number, path=relative, num_groups=len(batch.groups),
         num_completions=sum(len(group.rollouts) for group in batch.groups), policy_version=batch.policy_version,
     )  # fmt: skip
+
+
+def _warn_of_abstention(context: StageContext, batch: Batch, warned: set[str]) -> None:
+    """Tell once of a reward part that judged nothing of a whole batch: most often a user's function that raises."""
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    for parts in zip(*(rollout.parts for rollout in rollouts), strict=True):
+        name = parts[0].name
+        if name not in warned and all(part.value is None for part in parts):
+            warned.add(name)
+            message = f"reward part {name} judged none of {len(parts)} completions: {parts[0].explanation}"
+            context.journal.append("warning", stage=context.key, message=message)
+            log.warning("%s", message)
 
 
 def _train(context: StageContext, stage: RLStage, parts: RLParts, batch: Batch) -> dict[str, float]:

@@ -80,6 +80,17 @@ def test_with_a_constant_reward_nothing_improves(tmp_path):
     assert all(event.dropped == {"zero_variance": 4} for event in named(tmp_path / "run", "trained"))
 
 
+def test_a_reward_that_always_raises_is_told_once(tmp_path):
+    source = tmp_path / "broken.py"
+    source.write_text("def reward(completions):\n    return [1 / 0 for _ in completions]\n")
+    config = tiny_config(rl_stage(rewards=[{"kind": "custom", "name": "broken"}], num_steps=2))
+    assert run_engine(config, tmp_path / "run", "--reward", f"broken={source}") == 0
+    [warning] = named(tmp_path / "run", "warning")
+    assert "broken judged none of 16 completions" in warning.message
+    assert "ZeroDivisionError" in warning.message
+    assert [event.dropped for event in named(tmp_path / "run", "trained")] == [{"all_abstained": 4}] * 2
+
+
 def test_a_run_that_cannot_start_says_why_in_its_journal(tmp_path):
     config = tiny_config(model={"source": "folder", "path": str(tmp_path / "absent")})
     assert run_engine(config, tmp_path / "run") == 2
