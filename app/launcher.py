@@ -10,6 +10,7 @@ Stopping goes worker (with its grace, in which engines write checkpoints), sched
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -206,7 +207,8 @@ class House:
 def environment_of(settings: Settings) -> dict[str, str]:
     """The variables that make a child read the same settings."""
     values = settings.model_dump() | {"secret_key": settings.secret_key.get_secret_value()}
-    return {f"COHORT_{name.upper()}": str(value) for name, value in values.items()}
+    texts = {name: json.dumps(value) if isinstance(value, list) else str(value) for name, value in values.items()}
+    return {f"COHORT_{name.upper()}": text for name, text in texts.items()}
 
 
 def address_of(settings: Settings) -> str:

@@ -73,7 +73,8 @@ def show(run: RunArgument) -> None:
     print(f"  steps: {state['steps_done']}/{state['total_steps']}, stage {state['stage'] or '–'}")
     print(f"  last reward: {_reward_text(state)}")
     for checkpoint in checkpoints:
-        print(f"  checkpoint: {checkpoint['path']}")
+        place = f"{checkpoint['stage']}, step {checkpoint['step']}, {checkpoint['state']}"
+        print(f"  checkpoint: {place}: {server.url}/checkpoints/{checkpoint['id']}")
 
 
 @run_cli.command("follow")

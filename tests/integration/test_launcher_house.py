@@ -193,7 +193,9 @@ def test_a_run_with_a_reward_of_ones_own_goes_from_the_command_line_to_its_end(h
     started = house.run("run", "start", "-f", f"{tmp_path}/tiny.yaml", "--reward", f"{tmp_path}/short.py", "--follow")
     assert started.returncode == 0, started.stdout + started.stderr
     number = re.findall(r"Run (\d+) is completed", started.stdout)[0]
-    assert house.run("run", "show", number).stdout.startswith(f"Run {number} is completed")
+    shown = house.run("run", "show", number)
+    assert (shown.returncode, shown.stdout.startswith(f"Run {number} is completed")) == (0, True), shown.stderr
+    assert "checkpoint: 0-rl, step 2, saved: http://127.0.0.1" in shown.stdout
     assert house.run("run", "logs", number).returncode == 0
     refused = house.run("run", "cancel", number)
     assert (refused.returncode, refused.stderr.startswith("Not in this state")) == (1, True)
