@@ -29,7 +29,6 @@ from app.models import Attempt, Run
 from app.paging import WholeNumber
 from app.runs import logs
 from app.runs.frame import build_frame
-from app.runs.log_view import log_key
 from app.runs.service import get_run
 from app.runs.side import build_side
 from app.runs.states import TERMINAL_STATES
@@ -236,7 +235,7 @@ async def _log_events(watch: RunWatch, viewer: Viewer, marker: Marker) -> AsyncI
         yield ServerSentEvent(data="attempt", event="restart", id=str(marker.version))
         return
     end = viewer.log_end
-    piece = await watch.once(("log", end), lambda: _log_piece(watch.database, viewer, marker.attempt, end))
+    piece = await watch.once(("log", end), lambda: _log_piece(viewer, marker.attempt, end))
     if piece.text:
         viewer.log_end = piece.end
         partial = _partial("run-log", str(escape(piece.text)), "beforeend")
@@ -270,7 +269,5 @@ def _points(database: Database, viewer: Viewer, after: int) -> dict[str, list[li
         return new_points(session, session.get_one(Run, viewer.run_id), viewer.stage, after)
 
 
-def _log_piece(database: Database, viewer: Viewer, attempt: int, end: int) -> logs.LogPiece:
-    with database.read() as session:
-        key = log_key(session.get_one(Run, viewer.run_id), attempt)
-    return logs.read_after(viewer.store, key, end)
+def _log_piece(viewer: Viewer, attempt: int, end: int) -> logs.LogPiece:
+    return logs.read_after(viewer.store, logs.log_key(viewer.run_id, attempt), end)

@@ -96,7 +96,7 @@ def file_response(checkpoint: Checkpoint, path: str, store: AppStore) -> Streami
 def archive_response(view: service.CheckpointView, store: AppStore) -> StreamingResponse:
     """Also used by the pages."""
     checkpoint = view.checkpoint
-    name = f"run-{view.run_number}-{checkpoint.stage}-step-{checkpoint.step}"
+    name = f"run-{view.run_number}-{checkpoint.stage}-{checkpoint.step:06d}"
     entries = service.files(store, checkpoint)
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.tar"',

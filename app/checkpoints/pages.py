@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.artifacts import Entry
 from app.checkpoints import service
+from app.checkpoints.api import archive_response, file_response
 from app.errors import AppError
 from app.metrics.display import display
 from app.models import Checkpoint, Run
@@ -62,9 +63,11 @@ def list_checkpoints(request: Request, _: Reader, session: ReadSession, cursor: 
     return page(request, "checkpoints/list.html", CheckpointsContext(rows, next_href))
 
 
-def checkpoint_rows(session: Session, run: Run) -> list[CheckpointRow]:
-    """All checkpoints of a run, newest first, those that retention removed included."""
-    return [_row(view, run.name) for view in service.list_checkpoints(session, run, limit=200).items]
+def checkpoint_rows(session: Session, run: Run, cursor: str | None = None) -> tuple[list[CheckpointRow], str]:
+    """A page of a run's checkpoints, newest first, those that retention removed included; address of the next page."""
+    found = service.list_checkpoints(session, run, cursor=cursor)
+    next_href = f"/runs/{run.number}/checkpoints?cursor={quote(found.next_cursor)}" if found.next_cursor else ""
+    return [_row(view, run.name) for view in found.items], next_href
 
 
 def _names(session: Session, views: list[service.CheckpointView]) -> dict[uuid.UUID, str]:
@@ -126,23 +129,9 @@ def verify(_: Runner, database: AppDatabase, store: AppStore, checkpoint_id: uui
 @router.get("/checkpoints/{checkpoint_id}/download")
 def download(_: Reader, session: ReadSession, store: AppStore, checkpoint_id: uuid.UUID) -> Response:
     """The whole folder as a tar stream."""
-    row = service.get_checkpoint(session, checkpoint_id)
-    view = service.view_of(session, row)
-    entries = service.files(store, row)
-    folder = f"run-{view.run_number}-{row.stage}-{row.step:06d}"
-    headers = {
-        "Content-Disposition": f'attachment; filename="{folder}.tar"',
-        "Content-Length": str(service.archive_size(entries, folder)),
-    }
-    return StreamingResponse(
-        service.archive(store, row, entries, folder), media_type="application/x-tar", headers=headers
-    )
+    return archive_response(service.view_of(session, service.get_checkpoint(session, checkpoint_id)), store)
 
 
 @router.get("/checkpoints/{checkpoint_id}/files/{path:path}")
 def download_file(_: Reader, session: ReadSession, store: AppStore, checkpoint_id: uuid.UUID, path: str) -> Response:
-    row = service.get_checkpoint(session, checkpoint_id)
-    key = service.file_key(store, row, path)
-    name = quote(path.rsplit("/", 1)[-1])
-    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "Content-Length": str(store.size(key))}
-    return StreamingResponse(store.read_chunks(key), media_type="application/octet-stream", headers=headers)
+    return file_response(service.get_checkpoint(session, checkpoint_id), path, store)

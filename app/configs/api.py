@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Query
-from sqlalchemy.orm import Session
 
 from app.configs import checking, service
 from app.configs.schemas import (
@@ -19,11 +18,9 @@ from app.configs.schemas import (
     SummariesOut,
     VersionsOut,
 )
-from app.errors import BadRequest
 from app.idempotency import ApiRoute
 from app.models import NamedConfig
 from app.rewards.service import sources_for
-from app.runs.service import get_run
 from app.security import Reader, Runner, allowed
 from app.sessions import AppDatabase, AppSettings, ReadSession, WriteSession
 
@@ -71,20 +68,8 @@ def diff_configs(
     after: str = Query(examples=["addition"]),
 ) -> DiffOut:
     """Compare two configs, each `name@version`, `name` (newest), `preset:name` or `run:number`."""
-    changes = service.diff(_named(session, before), _named(session, after))
+    changes = service.diff(service.referenced(session, before), service.referenced(session, after))
     return DiffOut(before=before, after=after, changes=[ChangeOut.model_validate(change) for change in changes])
-
-
-def _named(session: Session, reference: str) -> dict[str, Any]:
-    kind, _, rest = reference.partition(":")
-    if kind == "preset":
-        return service.get_preset(rest).config.model_dump(mode="json")
-    if kind == "run":
-        return get_run(session, rest).config
-    name, _, version = reference.partition("@")
-    if version and not version.isdigit():
-        raise BadRequest(f"{reference!r}: the version after @ is a number, such as {name}@2.")
-    return service.get_config(session, name, int(version) if version else None).data
 
 
 @router.get("/configs/{name}", response_model=ConfigOut)

@@ -12,9 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.configs import service
 from app.configs.service import ConfigSummary, Preset
-from app.errors import BadRequest
 from app.models import NamedConfig
-from app.runs.service import get_run
 from app.security import Reader
 from app.sessions import ReadSession
 from app.web import page, pages_router
@@ -62,21 +60,9 @@ def list_configs(request: Request, _: Reader, session: ReadSession) -> Response:
 def diff(request: Request, _: Reader, session: ReadSession, before: str = "", after: str = "") -> Response:
     """Two configs, each `name@version`, `name`, `preset:name` or `run:number`."""
     asked = bool(before and after)
-    changes = service.diff(_data(session, before), _data(session, after)) if asked else []
+    changes = service.diff(service.referenced(session, before), service.referenced(session, after)) if asked else []
     context = DiffContext(before, after, [_change(change) for change in changes], _choices(session), asked)
     return page(request, "configs/diff.html", context)
-
-
-def _data(session: Session, reference: str) -> dict[str, Any]:
-    kind, _, rest = reference.partition(":")
-    if kind == "preset":
-        return service.get_preset(rest).config.model_dump(mode="json")
-    if kind == "run":
-        return get_run(session, rest).config
-    name, _, version = reference.partition("@")
-    if version and not version.isdecimal():
-        raise BadRequest(f"{reference!r}: the version after @ is a number, such as {name}@2.")
-    return service.get_config(session, name, int(version) if version else None).data
 
 
 def _choices(session: Session) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.errors import Invalid, NotFound
+from app.errors import BadRequest, Invalid, NotFound
 from app.models import NamedConfig, User
+from app.runs.service import get_run
 from grpo_engine.config import RunConfig
 from grpo_engine.config_errors import load_config
 from grpo_engine.errors import InvalidConfig, Problem
@@ -112,6 +113,21 @@ def get_config(session: Session, name: str, version: int | None = None) -> Named
         if version in (None, row.version):
             return row
     raise NotFound(f"Config {name!r} has no version {version}; the newest is {versions[0].version}.")
+
+
+def referenced(session: Session, reference: str) -> dict[str, Any]:
+    """Data of the config that `name@version`, `name` (its newest), `preset:name` or `run:number` names.
+
+    Raises NotFound, BadRequest for a version that is no number."""
+    kind, _, rest = reference.partition(":")
+    if kind == "preset":
+        return get_preset(rest).config.model_dump(mode="json")
+    if kind == "run":
+        return get_run(session, rest).config
+    name, _, version = reference.partition("@")
+    if version and not version.isdecimal():
+        raise BadRequest(f"{reference!r}: the version after @ is a number, such as {name}@2.")
+    return get_config(session, name, int(version) if version else None).data
 
 
 def save_config(

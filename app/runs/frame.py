@@ -243,8 +243,7 @@ def _cause(store: ArtifactStore, run: Run, attempt: Attempt | None) -> Cause:
     title, remedy = REASONS.get(reason, (reason.replace("_", " ").capitalize(), ""))
     traceback = (attempt.traceback if attempt else None) or ""
     if not traceback and attempt is not None:
-        key = f"runs/{run.id}/attempts/{attempt.number}/{logs.LOG_NAME}"
-        traceback = logs.tail(store, key, LAST_LINES).text
+        traceback = logs.tail(store, logs.log_key(run.id, attempt.number), LAST_LINES).text
     sentence = run.message or (attempt.message if attempt else None) or ""
     return Cause(reason, title, sentence, "\n".join(traceback.rstrip().splitlines()[-LAST_LINES:]), remedy)
 

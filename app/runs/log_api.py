@@ -8,21 +8,15 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from app.idempotency import ApiRoute
-from app.models import Attempt
 from app.paging import WholeNumber
-from app.runs import logs, service
+from app.runs import log_view, logs, service
 from app.runs.api import RunRef
 from app.runs.schemas import LogHitsOut, LogOut
 from app.security import Reader
 from app.sessions import AppStore, ReadSession
-from app.settings import Settings
 
 router = APIRouter(prefix="/runs/{run}/log", tags=["runs"], route_class=ApiRoute)
 AttemptNumber = Annotated[WholeNumber | None, Query(description="The newest without one")]
-
-
-def log_key(attempt: Attempt) -> str:
-    return f"{Settings.attempt_key(attempt.run_id, attempt.number)}/{logs.LOG_NAME}"
 
 
 @router.get("")
@@ -37,7 +31,7 @@ def read_log(
 ) -> LogOut:
     """The end of the engine's log, or what came after a byte."""
     row = service.get_attempt(session, service.get_run(session, run), attempt)
-    key = log_key(row)
+    key = logs.log_key(row.run_id, row.number)
     piece = logs.tail(store, key, tail) if after is None else logs.read_after(store, key, after)
     return LogOut(attempt=row.number, text=piece.text, start=piece.start, end=piece.end, size=piece.size)
 
@@ -55,7 +49,8 @@ def search_log(
 ) -> dict[str, Any]:
     """Lines that contain a text, with the lines around them."""
     row = service.get_attempt(session, service.get_run(session, run), attempt)
-    return {"attempt": row.number, "items": logs.search(store, log_key(row), text, context=context, limit=limit)}
+    hits = logs.search(store, logs.log_key(row.run_id, row.number), text, context=context, limit=limit)
+    return {"attempt": row.number, "items": hits}
 
 
 @router.get("/download", response_class=StreamingResponse)
@@ -64,8 +59,4 @@ def download_log(
 ) -> StreamingResponse:
     """The whole log as a text file."""
     found = service.get_run(session, run)
-    row = service.get_attempt(session, found, attempt)
-    name = f"run-{found.number}-attempt-{row.number}.log"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    store.size(log_key(row))
-    return StreamingResponse(store.read_chunks(log_key(row)), media_type="text/plain; charset=utf-8", headers=headers)
+    return log_view.download(store, found, service.get_attempt(session, found, attempt))

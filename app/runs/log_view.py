@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
@@ -40,16 +40,12 @@ class LogContext:
     tail: str
 
 
-def log_key(run: Run, attempt: int) -> str:
-    return f"runs/{run.id}/attempts/{attempt}/{logs.LOG_NAME}"
-
-
 def build(
     session: Session, store: ArtifactStore, run: Run, frame: Frame, search: str, number: int | None
 ) -> LogContext:
     attempts = [view.attempt for view in service.list_attempts(session, run)]
     chosen = next((a for a in attempts if number in (None, a.number)), None)
-    key = log_key(run, chosen.number) if chosen else ""
+    key = logs.log_key(run.id, chosen.number) if chosen else ""
     tail = logs.tail(store, key, TAIL_LINES) if key else logs.LogPiece("", 0, 0, 0)
     failed = chosen is not None and chosen.state == "failed"
     follows = bool(frame.stream) and not search and (chosen is None or chosen is attempts[0])
@@ -88,8 +84,9 @@ def _lines(hits: list[logs.LogHit]) -> list[LogLine]:
     return [LogLine(n, *found[n], gap=i > 0 and n != numbers[i - 1] + 1) for i, n in enumerate(numbers)]
 
 
-def download(store: ArtifactStore, run: Run, attempt: Attempt) -> Response:
-    key = log_key(run, attempt.number)
+def download(store: ArtifactStore, run: Run, attempt: Attempt) -> StreamingResponse:
+    """The whole log as a text file. Raises NotFound."""
+    key = logs.log_key(run.id, attempt.number)
     store.size(key)
     headers = {"Content-Disposition": f'attachment; filename="run-{run.number}-attempt-{attempt.number}.log"'}
     return StreamingResponse(store.read_chunks(key), media_type="text/plain; charset=utf-8", headers=headers)

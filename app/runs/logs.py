@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from app.artifacts import ArtifactStore
 from app.errors import NotFound
+from app.settings import Settings
 
 MAX_TAIL_BYTES = 1 << 20
 MAX_LINE_CHARACTERS = 4000
@@ -32,6 +33,11 @@ class LogHit:
     before: list[str]
     line: str
     after: list[str]
+
+
+def log_key(run_id: object, attempt: int) -> str:
+    """Artifact key of an attempt's log."""
+    return f"{Settings.attempt_key(run_id, attempt)}/{LOG_NAME}"
 
 
 def tail(store: ArtifactStore, key: str, lines: int = 200) -> LogPiece:

@@ -139,6 +139,7 @@ def _marks(session: Session, run: Run, takeovers: list[metrics.PointData]) -> li
 class RunCheckpointsContext:
     frame: Frame
     checkpoints: list[CheckpointRow]
+    next_href: str
     checkpoint_text: str
 
 
@@ -149,12 +150,15 @@ class FindingsContext:
 
 
 @router.get("/runs/{number}/checkpoints")
-def run_checkpoints(request: Request, user: Reader, session: ReadSession, store: AppStore, number: str) -> Response:
+def run_checkpoints(
+    request: Request, user: Reader, session: ReadSession, store: AppStore, number: str, cursor: str | None = None
+) -> Response:
     run = service.get_run(session, number)
     every = run.config["stages"][0]["checkpoint"]["every_steps"]
     text = f"The first is saved after {every} steps; each can be downloaded, loaded and started from."
     frame = framed(session, store, run, user, "checkpoints")
-    return page(request, "runs/checkpoints.html", RunCheckpointsContext(frame, checkpoint_rows(session, run), text))
+    rows, next_href = checkpoint_rows(session, run, cursor)
+    return page(request, "runs/checkpoints.html", RunCheckpointsContext(frame, rows, next_href, text))
 
 
 @router.get("/runs/{number}/findings")

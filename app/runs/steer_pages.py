@@ -13,7 +13,7 @@ from app.errors import Conflict, Invalid
 from app.models import Run, User
 from app.runs import service
 from app.security import Runner
-from app.sessions import AppStore, WriteSession
+from app.sessions import AppDatabase, AppStore, WriteSession
 from app.web import pages_router, redirect
 from grpo_engine.errors import Problem
 
@@ -64,10 +64,11 @@ def early_stopping(user: Runner, session: WriteSession, number: str, mode: Annot
 
 
 @router.post("/runs/{number}/delete")
-def delete(user: Runner, session: WriteSession, store: AppStore, number: str) -> Response:
-    run = service.get_run(session, number)
-    service.check_deletable(session, run)
-    service.remove_files(store, run)
-    name = run.name
-    service.delete_run(session, run)
-    return redirect("/runs", f"Run #{number}, {name}, is deleted.")
+def delete(_: Runner, database: AppDatabase, store: AppStore, number: str) -> Response:
+    with database.read() as session:
+        run = service.get_run(session, number)
+        service.check_deletable(session, run)
+    service.remove_files(store, run)  # may take long; nobody waits for the database meanwhile
+    with database.write() as session:
+        service.delete_run(session, run)
+    return redirect("/runs", f"Run #{number}, {run.name}, is deleted.")
