@@ -164,8 +164,25 @@ def _load_model(folder: Path) -> PreTrainedModel:
     if absent:
         message = f"its weights lack {len(absent)} of the model's tensors, {', '.join(absent[:3])} among them"
         raise _unusable(folder, message, "use complete weights; missing ones would be random")
+    _make_saveable(model, folder)
     model.train()
     return model
+
+
+def _make_saveable(model: PreTrainedModel, folder: Path) -> None:
+    """Many folders state a temperature without do_sample: the library loads that and refuses to save it."""
+    generation: Any = model.generation_config
+    if generation is None:
+        return
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
+        try:
+            generation.validate(strict=True)
+        except ValueError as error:
+            message = f"its generation_config.json is invalid: {' '.join(str(error).split())[:300]}"
+            raise _unusable(folder, message, "correct it: no checkpoint could be saved with it") from error
 
 
 def _context_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> int:

@@ -94,6 +94,18 @@ def test_a_tokenizer_without_pad_token_pads_with_its_end_token(folder: Path) -> 
     assert len(policy.tokenizer) == 56
 
 
+def test_a_folder_that_states_a_temperature_without_sampling_can_be_saved_again(folder: Path, tmp_path: Path) -> None:
+    edit(folder / "generation_config.json", lambda config: {**config, "do_sample": False, "temperature": 0.6})
+    load(folder).model.save_pretrained(tmp_path / "checkpoint")
+    saved = json.loads((tmp_path / "checkpoint" / "generation_config.json").read_text())
+    assert (saved["do_sample"], saved["temperature"]) == (True, 0.6)
+
+
+def test_a_generation_config_that_nobody_could_save_is_named(folder: Path) -> None:
+    edit(folder / "generation_config.json", lambda config: {**config, "early_stopping": True, "num_beams": 1})
+    assert "generation_config.json is invalid" in problem_of(folder).message
+
+
 def test_a_frozen_clone_shares_nothing_with_the_policy() -> None:
     policy = tiny()
     reference = clone_frozen(policy)
