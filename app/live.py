@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -29,6 +30,7 @@ from app.models import Attempt, Run
 from app.paging import WholeNumber
 from app.runs import logs
 from app.runs.frame import build_frame
+from app.runs.log_view import TAIL_LINES
 from app.runs.service import get_run
 from app.runs.side import build_side
 from app.runs.states import TERMINAL_STATES
@@ -101,7 +103,11 @@ class RunWatch:
         """The result of `render` in a thread, shared by everybody who asks for this key before the next change."""
         if key not in self._rendered:
             self._rendered[key] = asyncio.ensure_future(asyncio.to_thread(render))
-        return await asyncio.shield(self._rendered[key])
+        try:
+            return await asyncio.shield(self._rendered[key])
+        except Exception:
+            self._rendered.pop(key, None)  # the next viewer tries again
+            raise
 
 
 class Hub:
@@ -148,7 +154,8 @@ class Viewer:
     follows: bool
     """The page shows whatever stage is current, so it begins again when the stage changes."""
     step: int
-    log_end: int
+    log_end: int | None
+    """Byte behind what the page shows of the log; None after a reconnect, when nobody knows."""
     attempt: int
 
 
@@ -169,10 +176,10 @@ def events(
     with request.app.state.database.read() as session:
         run_id = get_run(session, number).id
     last = request.headers.get("Last-Event-ID", "")
-    known = int(last) if last.isdecimal() else version
+    known, shown_end = (int(last), None) if last.isdecimal() else (version, log_end)
     viewer = Viewer(
         request.app.state.store, run_id, allowed(user, "run"), csrf_token(request), tab, stage, known, charts, follow,
-        after, log_end, attempt,
+        after, shown_end, attempt,
     )  # fmt: skip
     return EventSourceResponse(stream(get_hub(request), viewer), ping=PING_S, headers={"Vary": "Accept"})
 
@@ -234,12 +241,18 @@ async def _log_events(watch: RunWatch, viewer: Viewer, marker: Marker) -> AsyncI
     if viewer.attempt != marker.attempt:
         yield ServerSentEvent(data="attempt", event="restart", id=str(marker.version))
         return
-    end = viewer.log_end
-    piece = await watch.once(("log", end), lambda: _log_piece(viewer, marker.attempt, end))
-    if piece.text:
+    if viewer.log_end is None:
+        piece = await watch.once("tail", partial(_log_tail, viewer, marker.attempt))
         viewer.log_end = piece.end
-        partial = _partial("run-log", str(escape(piece.text)), "beforeend")
-        yield ServerSentEvent(data=partial, id=str(marker.version))
+        yield ServerSentEvent(data=_partial("run-log", str(escape(piece.text)), "innerHTML"), id=str(marker.version))
+    while True:  # a piece is bounded; an ended run's stream closes after this, so nothing may be left
+        end = viewer.log_end
+        piece = await watch.once(("log", end), partial(_log_piece, viewer, marker.attempt, end))
+        if not piece.text:
+            return
+        viewer.log_end = piece.end
+        text = _partial("run-log", str(escape(piece.text)), "beforeend")
+        yield ServerSentEvent(data=text, id=str(marker.version))
 
 
 # ---------------------------------------------------------------- rendering, in threads
@@ -267,6 +280,10 @@ def _partial(target: str, html: str, swap: str = "innerMorph") -> str:
 def _points(database: Database, viewer: Viewer, after: int) -> dict[str, list[list[Any]]]:
     with database.read() as session:
         return new_points(session, session.get_one(Run, viewer.run_id), viewer.stage, after)
+
+
+def _log_tail(viewer: Viewer, attempt: int) -> logs.LogPiece:
+    return logs.tail(viewer.store, logs.log_key(viewer.run_id, attempt), TAIL_LINES)
 
 
 def _log_piece(viewer: Viewer, attempt: int, end: int) -> logs.LogPiece:

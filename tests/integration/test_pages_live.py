@@ -87,6 +87,38 @@ def test_the_stream_of_an_ended_run_closes(seeded_app: FastAPI, running: Run) ->
     in_time(work)
 
 
+def test_a_long_log_comes_whole_before_the_stream_of_an_ended_run_closes(seeded_app: FastAPI, running: Run) -> None:
+    lines = "".join(f"line {number} of a long log\n" for number in range(20_000))
+    path = seeded_app.state.settings.attempt_folder(running.id, running.num_attempts) / "engine.log"
+    path.write_text(lines)
+    end(seeded_app, running)
+
+    async def scenario() -> None:
+        hub = Hub(seeded_app.state.database)
+        events = [event async for event in stream(hub, viewer(seeded_app, running, tab="log"))]
+        told = "".join(str(event.data) for event in events if "run-log" in str(event.data))
+        assert told.count("of a long log") == 20_000
+        assert events[-1].event == "done"
+
+    in_time(scenario)
+
+
+def test_a_log_that_reconnects_begins_again_with_its_tail(seeded_app: FastAPI, running: Run) -> None:
+    path = seeded_app.state.settings.attempt_folder(running.id, running.num_attempts) / "engine.log"
+    path.write_text("one line\n")
+
+    async def scenario() -> None:
+        hub = Hub(seeded_app.state.database)
+        events = stream(hub, viewer(seeded_app, running, tab="log", log_end=None))
+        _, tail = await take(events, 2)
+        assert 'hx-swap="innerHTML">one line\n<' in str(tail.data)
+        path.write_text("one line\nanother\n")
+        [more] = await take(events, 1)
+        assert 'hx-swap="beforeend">another\n<' in str(more.data)
+
+    in_time(scenario)
+
+
 def test_a_page_rendered_with_this_version_gets_nothing_until_the_next(seeded_app: FastAPI, running: Run) -> None:
     async def work() -> None:
         known = viewer(seeded_app, running, known_version=running.version)
