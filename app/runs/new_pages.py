@@ -133,12 +133,22 @@ def _checkpoint(session: Session, text: str) -> Checkpoint:
 # ---------------------------------------------------------------- edit
 @router.post("/runs/new")
 def edit(request: Request, _: Runner, session: ReadSession, fields: Fields) -> Response:
-    """Change the form's shape: another kind, an item more or less, or the other view. Checks nothing."""
+    """Change the form's shape: another kind, an item more or less, or the other view. Only YAML that becomes a form is
+    checked: the form has no place for a field that the schema does not know, so it is named while it is known."""
     try:
         draft = _edited(_draft(fields), fields.get("op", ""))
     except Invalid as error:
         return _show(request, session, _draft(fields), problems=error.problems, status=422)
-    return _show(request, session, draft)
+    from_yaml = fields.get("view") == "yaml" and draft.view == "form"
+    return _show(request, session, draft, problems=_faults(draft.data) if from_yaml else [])
+
+
+def _faults(data: Mapping[str, Any]) -> list[Problem]:
+    try:
+        configs.parse(data)
+    except Invalid as error:
+        return error.problems
+    return []
 
 
 def _edited(draft: Draft, op: str) -> Draft:

@@ -83,6 +83,13 @@ def test_no_draft_is_too_odd_for_the_form(person: TestClient, fields: dict[str, 
     assert person.post("/runs/new", data=fields).status_code == status
 
 
+def test_a_field_that_the_form_has_no_place_for_is_named(person: TestClient) -> None:
+    text = get_preset("demo").yaml + "sede: 1\n"
+    page = person.post("/runs/new", data={"view": "yaml", "op": "form", "yaml": text})
+    assert page.status_code == 200
+    assert "<code>sede</code>" in page.text
+
+
 def test_yaml_becomes_the_form_and_back(person: TestClient) -> None:
     text = get_preset("demo").yaml.replace("seed: 0", "seed: 77")
     as_form = person.post("/runs/new", data={"view": "yaml", "op": "form", "yaml": text}).text
