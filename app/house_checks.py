@@ -50,7 +50,7 @@ class HomeLock:
     def __init__(self, home: Path, url: str) -> None:
         """Raises LaunchFailed when the home cannot be written or another launcher serves it."""
         try:
-            home.mkdir(parents=True, exist_ok=True)
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=home):
                 pass
             self._file = open(home / "launcher.lock", "a+")  # noqa: SIM115 - held as long as the house stands

@@ -21,5 +21,5 @@ def alembic_config(url: str) -> Config:
 
 def upgrade(settings: Settings, revision: str = "head") -> None:
     """Migrate the database of `settings`, making the home and the database when they are missing."""
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     command.upgrade(alembic_config(settings.resolved_database_url), revision)

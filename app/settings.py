@@ -49,8 +49,9 @@ class Settings(BaseSettings):
     """An attempt whose beats stand still this long on the reaper's clock is lost."""
     reap_s: float = Field(5, gt=0)
     """Seconds between rounds of the reaper."""
-    stop_grace_s: float = Field(30, gt=0)
-    """Seconds between SIGTERM and SIGKILL; the engine writes its checkpoint in between."""
+    stop_grace_s: float = Field(12, gt=0)
+    """Seconds between SIGTERM and SIGKILL; the engine ends its step and writes its checkpoint in between. A paused
+    run frees its device within this; raise it where a step and a checkpoint take longer."""
     ship_s: float = Field(0.5, gt=0)
     """Seconds between rounds of the shipper."""
     preflight_limit_s: float = Field(60, gt=0)

@@ -58,6 +58,10 @@ __all__ = [
 ]
 
 
+MAX_STEPS = 10_000_000
+"""Of a stage; what databases store as a step count."""
+
+
 # ---------------------------------------------------------------- shared parts of stages
 class OptimizerConfig(Config):
     learning_rate: float = Field(1e-6, gt=0, le=1)
@@ -158,7 +162,7 @@ class SFTStage(Config):
 
     kind: Literal["sft"] = "sft"
     data: DataConfig
-    num_steps: int = Field(500, ge=1)
+    num_steps: int = Field(500, ge=1, le=MAX_STEPS)
     """Optimizer steps."""
     rows_per_step: int = Field(64, ge=1)
     """Demonstrations a step."""
@@ -175,7 +179,7 @@ class RLStage(Config):
     data: DataConfig
     rewards: list[RewardConfig] = Field(min_length=1)
     """Parts of the reward: reward = sum of weight x value."""
-    num_steps: int = Field(100, ge=1)
+    num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """Optimizer steps at most; early stopping may end the stage sooner."""
     prompts_per_step: int = Field(16, ge=1)
     """Prompts sampled for one step (P)."""

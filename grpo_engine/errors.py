@@ -5,12 +5,12 @@ EngineError                  reason in the journal's `failed` event
 ├── DataError                data_error         a prompt source is missing, empty or malformed
 ├── RewardError              reward_error       a reward function cannot be loaded or breaks its contract
 ├── NonFinite                non_finite         loss or gradient stayed NaN or infinite
-├── OutOfMemory              out_of_memory
 ├── StorageFull              storage_full       the attempt's directory cannot be written
 ├── CheckpointInvalid        checkpoint_invalid a checkpoint is incomplete or its bytes changed
 └── LeaseLost                worker_lost        another attempt owns the run; this engine must not step or write
 
-Anything else that escapes is our bug and is journaled as `engine_crash` with its traceback.
+torch's own out-of-memory errors are journaled as `out_of_memory`. Anything else that escapes is our bug:
+`engine_crash`, with its traceback.
 """
 
 from __future__ import annotations
@@ -64,10 +64,6 @@ class RewardError(EngineError):
 
 class NonFinite(EngineError):
     reason = "non_finite"
-
-
-class OutOfMemory(EngineError):
-    reason = "out_of_memory"
 
 
 class StorageFull(EngineError):

@@ -6,6 +6,7 @@ Token lists are plain `list[int]`; log-probabilities are `list[float]`, float32 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -111,6 +112,14 @@ class TrainRow:
     def num_trained_tokens(self) -> int:
         """Tokens that carry loss; their sum over a whole step is its `global_denominator`."""
         return len(self.completion_ids) if self.loss_mask is None else sum(self.loss_mask)
+
+
+def global_denominator(rows: Sequence[TrainRow]) -> float:
+    """Trained tokens of all rows of one optimizer step, at least 1 so that a fully masked step has loss 0, not NaN.
+
+    The same masks that select tokens for the sum are counted here: a token left out of one is left out of both
+    (TRL issue 6369). Give it every row of the step, over all accumulate calls and all ranks."""
+    return float(max(1, sum(row.num_trained_tokens for row in rows)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ SCHEMA = [
     _by_schema("temperature 0", f"{_RL}.sampling.temperature", "temperature", {f"{_RL}.sampling.temperature": 0}),
     _by_schema("top_p 0", f"{_RL}.sampling.top_p", "above 0", {f"{_RL}.sampling.top_p": 0}),
     _by_schema("zero steps", f"{_RL}.num_steps", "at least 1", {f"{_RL}.num_steps": 0}),
+    _by_schema("steps beyond count", f"{_RL}.num_steps", "at most", {f"{_RL}.num_steps": 10**12}),
     _by_schema("half a step", f"{_RL}.num_steps", "whole number", {f"{_RL}.num_steps": 1.5}),
     _by_schema("steps in words", f"{_RL}.num_steps", "whole number", {f"{_RL}.num_steps": "many"}),
     _by_schema("huge seed", "seed", "below", {"seed": 2**40}),

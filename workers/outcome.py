@@ -11,6 +11,8 @@ from typing import Any
 TERMINAL_EVENTS = ("finished", "failed", "stopped")
 TAIL_LINES = 20
 MEMORY_WORDS = ("CUDA out of memory", "OutOfMemoryError", "MemoryError", "DefaultCPUAllocator: can't allocate memory")
+STORAGE_WORDS = ("No space left on device", "Disk quota exceeded", "StorageFull")
+"""An engine whose journal cannot be written can say so in its log alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ def _crashed(ending: Ending) -> Outcome:
     if ending.out_of_memory or any(word in ending.log_tail for word in MEMORY_WORDS):
         message = f"{rank}ran out of memory ({describe_status(ending.exit_status)})"
         return Outcome("failed", "failed", "out_of_memory", message, ending.log_tail or None)
+    if any(word in ending.log_tail for word in STORAGE_WORDS):
+        message = f"{rank}could not write its journal: the disk is full ({describe_status(ending.exit_status)})"
+        return Outcome("failed", "failed", "storage_full", message, ending.log_tail)
     last = ending.log_tail.strip().rpartition("\n")[2]
     message = f"the engine ended without a word: {rank}{describe_status(ending.exit_status)}"
     if last:

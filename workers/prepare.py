@@ -42,8 +42,8 @@ class Candidate:
 def prepare(db: Database, settings: Settings, attempt: Attempt) -> Prepared:
     """Fill the attempt's directory and say how to start its ranks.
 
-    Raises InvalidConfig when a reward's source is not registered, CheckpointInvalid when the checkpoint that the run
-    was forked from cannot be used, OSError when the directory cannot be written.
+    Raises InvalidConfig when a reward's source is not registered, CheckpointInvalid when none of the run's checkpoints,
+    or the one it was forked from, can be used, OSError when the directory cannot be written.
     """
     with db.read() as session:
         run = session.get_one(Run, attempt.run_id)
@@ -67,22 +67,28 @@ def prepare(db: Database, settings: Settings, attempt: Attempt) -> Prepared:
 
 
 def find_checkpoint(db: Database, settings: Settings, run_id: uuid.UUID) -> Candidate | None:
-    """The run's newest checkpoint whose bytes are what was written; damaged ones are marked and passed over."""
-    ours = Checkpoint.run_id == run_id, Checkpoint.state.in_(("saved", "verified"))
-    for candidate in _candidates(db, settings, *ours):
+    """The run's newest checkpoint whose bytes are what was written; damaged ones are marked and passed over.
+
+    None when it has none yet. Raises CheckpointInvalid when it has some and none can be used: training everything
+    again is for a person to decide."""
+    problem = None
+    for candidate in _candidates(db, settings, Checkpoint.run_id == run_id, Checkpoint.state != "removed"):
         problem = _use(db, candidate)
         if problem is None:
             return candidate
         log.warning("checkpoint %s cannot be used (%s); taking the one before", candidate.folder, problem)
+    if problem is not None:
+        raise CheckpointInvalid(f"no checkpoint of this run can be used ({problem}); clone the run to train it anew")
     return None
 
 
 def _parent(db: Database, settings: Settings, checkpoint_id: uuid.UUID) -> Candidate:
     """The checkpoint a run was forked from; training from the beginning instead would be another run."""
-    [candidate] = _candidates(db, settings, Checkpoint.id == checkpoint_id)
-    if (problem := _use(db, candidate)) is not None:
+    candidates = _candidates(db, settings, Checkpoint.id == checkpoint_id)
+    problem = _use(db, candidates[0]) if candidates else "it was deleted with its run"
+    if problem is not None:
         raise CheckpointInvalid(f"the checkpoint this run was forked from cannot be used: {problem}")
-    return candidate
+    return candidates[0]
 
 
 def _use(db: Database, candidate: Candidate) -> str | None:

@@ -75,7 +75,7 @@ class Supervisor:
         oom_before = oom_kills()
         try:
             ranks = self._start(self._prepare())
-        except (EngineError, OSError, SQLAlchemyError) as error:
+        except Exception as error:  # whatever it was, the run must not wait for a worker that gave up
             log.exception("attempt %s could not be started", self.attempt.id)
             ending = Ending(terminal=_not_started(error))
             return self._finish(ending)
@@ -278,12 +278,12 @@ class Supervisor:
 
     # ------------------------------------------------------------ database
     def _attempt(self, what: str, action: Callable[[], T]) -> T | None:
-        """The action's result; None and a log line when the database refuses, which must never end the engine."""
+        """The action's result; None and a log line when it fails, which must never end the engine."""
         try:
             return action()
         except AWAY as error:
             log.warning("database is away, could not %s: %s", what, error)
-        except SQLAlchemyError:
+        except Exception:
             log.exception("could not %s", what)
         return None
 

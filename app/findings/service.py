@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.models import Attempt, FindingRow, Run
+from app.models import Attempt, FindingRow, JournalEvent, Run
 from app.paging import Key, Page, after, checked_limit, decode_cursor, encode_cursor, order_by
 
 _KEYS = [Key(FindingRow.id.expression, descending=True)]
@@ -45,3 +46,29 @@ def list_findings(
     rows = [FindingView(*row) for row in session.execute(query)]
     items = rows[: checked_limit(limit)]
     return Page(items, encode_cursor("findings", [items[-1].finding.id]) if len(rows) > len(items) else None)
+
+
+MAX_WARNINGS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class WarningView:
+    """A warning of the engine, or a journal line that could not be read."""
+
+    message: str
+    stage: str | None
+    attempt: int
+    at: datetime
+
+
+def list_warnings(session: Session, run: Run) -> list[WarningView]:
+    """The run's newest warnings, at most MAX_WARNINGS."""
+    query = (
+        select(JournalEvent.payload, JournalEvent.stage, Attempt.number, JournalEvent.time)
+        .join(Attempt, Attempt.id == JournalEvent.attempt_id)
+        .where(Attempt.run_id == run.id, JournalEvent.type == "warning")
+        .order_by(Attempt.number.desc(), JournalEvent.seq.desc())
+        .limit(MAX_WARNINGS)
+    )
+    rows = session.execute(query)
+    return [WarningView(str(payload["message"]), stage, number, at) for payload, stage, number, at in rows]

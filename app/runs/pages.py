@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.checkpoints.pages import CheckpointRow, checkpoint_rows
 from app.errors import Invalid
+from app.findings.service import WarningView, list_warnings
 from app.metrics import service as metrics
 from app.metrics.display import ChartSet, all_charts, has_steps, overview_charts
 from app.models import Attempt, Checkpoint, Run, Transition, User, Worker
@@ -147,6 +148,7 @@ class RunCheckpointsContext:
 class FindingsContext:
     frame: Frame
     findings: list[FindingLine]
+    warnings: list[WarningView]
 
 
 @router.get("/runs/{number}/checkpoints")
@@ -165,7 +167,8 @@ def run_checkpoints(
 def findings(request: Request, user: Reader, session: ReadSession, store: AppStore, number: str) -> Response:
     run = service.get_run(session, number)
     frame = framed(session, store, run, user, "findings")
-    return page(request, "runs/findings.html", FindingsContext(frame, finding_lines(session, run)))
+    context = FindingsContext(frame, finding_lines(session, run), list_warnings(session, run))
+    return page(request, "runs/findings.html", context)
 
 
 # ---------------------------------------------------------------- timeline

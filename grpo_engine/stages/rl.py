@@ -19,6 +19,7 @@ from grpo_engine.protocols import Learner, Sampler
 from grpo_engine.rollout_files import write_batch
 from grpo_engine.stages.context import Outcome, StageContext, log
 from grpo_engine.stages.measure import batch_metrics, dropped_groups, resident_bytes
+from grpo_engine.types import global_denominator
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +102,16 @@ def _train(context: StageContext, stage: RLStage, parts: RLParts, batch: Batch) 
     progress, learner = context.progress, parts.learner
     started, started_boot = time.perf_counter(), boot_clock_s()
     rows = train_rows(batch.groups, mask_truncated=stage.mask_truncated)
-    num_tokens = sum(row.num_trained_tokens for row in rows)
     staleness = learner.policy_version - batch.policy_version
     context.control.wait_until_allowed()
-    stats = learner.accumulate(rows, float(num_tokens)) if rows else {}
+    stats = learner.accumulate(rows, global_denominator(rows)) if rows else {}
     context.control.wait_until_allowed()
     result = learner.step()
     parts.sampler.load_weights(learner.iter_full_weights(), learner.policy_version)
     progress.step += 1
     progress.policy_version = learner.policy_version
     progress.prompt_position = batch.next_position
-    progress.num_tokens += num_tokens
+    progress.num_tokens += sum(row.num_trained_tokens for row in rows)
     context.trained(result.applied, started_boot, batches=[batch.number], dropped=dropped_groups(batch.groups))
     return stats | {
         "staleness/max": float(staleness),

@@ -10,7 +10,7 @@ from grpo_engine.events import boot_clock_s
 from grpo_engine.protocols import Learner, PromptSource
 from grpo_engine.stages.context import Outcome, StageContext, log
 from grpo_engine.stages.measure import resident_bytes
-from grpo_engine.types import Prompt, TrainRow
+from grpo_engine.types import Prompt, TrainRow, global_denominator
 
 EncodeText = Callable[[Prompt], list[int]]
 """Token ids of a prompt's demonstration, end token included."""
@@ -27,7 +27,7 @@ def run_sft(
         prompts = source.take(progress.prompt_position, stage.rows_per_step)
         rows = [TrainRow(prompt.token_ids, encode_demonstration(prompt)) for prompt in prompts]
         num_tokens = sum(row.num_trained_tokens for row in rows)
-        stats = learner.accumulate(rows, float(num_tokens))
+        stats = learner.accumulate(rows, global_denominator(rows))
         context.control.wait_until_allowed()
         result = learner.step()
         progress.step += 1

@@ -40,11 +40,6 @@ def group_advantages(rewards: Sequence[float | None], *, normalize_std: bool) ->
     return [0.0 if reward is None else (reward - mean) / scale for reward in rewards]
 
 
-def has_variance(rewards: Sequence[float | None]) -> bool:
-    """True when the group teaches something: some advantage is not 0."""
-    return _mean_and_std(rewards) is not None
-
-
 def _mean_and_std(rewards: Sequence[float | None]) -> tuple[float, float] | None:
     """Mean and sample standard deviation of the scored completions; None when the group has no variance."""
     scored = [float(reward) for reward in rewards if reward is not None]

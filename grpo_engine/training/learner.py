@@ -1,7 +1,7 @@
 """TorchLearner: gradients and optimizer of one process.
 
 Parameters are the float32 masters; `dtype` bfloat16 computes under autocast. One call of `accumulate` may hold a whole
-step or a part of it; the loss sum is divided by the caller's `global_denominator` (losses.global_denominator over all
+step or a part of it; the loss sum is divided by the caller's `global_denominator` (types.global_denominator over all
 rows of the step), so any split gives the same gradient.
 """
 

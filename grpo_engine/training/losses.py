@@ -1,7 +1,7 @@
 """Losses as pure functions of per-token tensors. All tensors are [N]: the completion tokens of a batch, flat.
 
-Aggregation is decided in one place, `global_denominator`: the token mean over everything that one optimizer step trains
-on (DAPO, arXiv:2503.14476 eq. 8; also GRPO's token mean). Losses here are sums; the learner divides each micro-batch's
+Aggregation is decided in one place, `types.global_denominator`: the token mean over everything that one optimizer step
+trains on (DAPO, arXiv:2503.14476 eq. 8; also GRPO's token mean). Losses here are sums; the learner divides each micro-batch's
 sum by that one number, so the gradient depends neither on micro-batch size nor on accumulation, padding or row order.
 
 A masked token may hold NaN or infinity: it is replaced before `exp`, never multiplied by 0 afterwards.
@@ -9,21 +9,10 @@ A masked token may hold NaN or infinity: it is replaced before `exp`, never mult
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from grpo_engine.types import TrainRow
-
-
-def global_denominator(rows: Sequence[TrainRow]) -> float:
-    """Trained tokens of all rows of one optimizer step, at least 1 so that a fully masked step has loss 0, not NaN.
-
-    The same masks that select tokens for the sum are counted here: a token left out of one is left out of both
-    (TRL issue 6369). Give it every row of the step, over all accumulate calls and all ranks."""
-    return float(max(1, sum(row.num_trained_tokens for row in rows)))
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:

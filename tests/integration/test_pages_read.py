@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from app.cli.root import cli
 from app.db import Database
+from app.models import Attempt, JournalEvent, utc_now
 from app.runs.service import create_run
 from app.settings import Settings
 from app.users.service import ensure_first_user
@@ -220,3 +222,13 @@ def test_the_charts_say_how_many_points_of_their_stage_they_hide(reader: TestCli
     for name, points in coarse["series"].items():
         assert len(points) + coarse["hidden"][name] == seed.RL_STEPS
     assert [NAN_STEP, None, "nan"] in coarse["series"]["policy/kl"]
+
+
+def test_warnings_of_the_engine_are_told(database: Database, settings: Settings, app: FastAPI) -> None:
+    run = seed.running_run(database, settings)
+    message = "the reward part brevity judged none of the 16 completions"
+    with database.write() as session:
+        attempt = session.scalars(select(Attempt).where(Attempt.run_id == run.id)).one()
+        told = {"type": "warning", "payload": {"message": message}}
+        session.add(JournalEvent(attempt_id=attempt.id, seq=9999, time=utc_now(), **told))
+    assert message in browser(app).get(f"/runs/{run.number}/findings").text

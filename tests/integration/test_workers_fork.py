@@ -16,7 +16,7 @@ from grpo_engine.config_errors import load_config
 from grpo_engine.errors import CheckpointInvalid
 from tests import seed
 from workers.claim import claim
-from workers.prepare import prepare
+from workers.prepare import find_checkpoint, prepare
 
 
 def newest_checkpoint(database: Database) -> Checkpoint:
@@ -56,3 +56,13 @@ def test_a_fork_whose_checkpoint_has_gone_fails_instead_of_training_anew(
     shutil.rmtree(settings.home.resolve() / newest_checkpoint(database).path)
     with pytest.raises(CheckpointInvalid, match="forked from cannot be used"):
         prepare(database, settings, attempt)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_trained_anew_unasked(
+    database: Database, settings: Settings
+) -> None:
+    run = seed.running_run(database, settings)
+    for path in (settings.home.resolve() / "runs" / str(run.id)).glob("attempts/*/checkpoints/*/manifest.json"):
+        path.write_text("{}")
+    with pytest.raises(CheckpointInvalid, match="no checkpoint of this run can be used"):
+        find_checkpoint(database, settings, run.id)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo_engine.inference.reference import ReferenceScorer
-from grpo_engine.training.losses import global_denominator
+from grpo_engine.types import global_denominator
 from tests.unit.training_fixtures import assert_equal_bits, learner, ragged_rows, tiny_llama, weights
 
 

@@ -25,8 +25,7 @@ from grpo_engine.training.checkpoint import (
     save_checkpoint,
 )
 from grpo_engine.training.learner import TorchLearner
-from grpo_engine.training.losses import global_denominator
-from grpo_engine.types import StageProgress
+from grpo_engine.types import StageProgress, global_denominator
 from tests.unit.training_fixtures import assert_equal_bits, learner, ragged_rows, weights
 
 MODEL = TinyLlamaModel(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_context_tokens=32)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from grpo_engine.errors import CheckpointInvalid, NonFinite
 from grpo_engine.training.learner import TorchLearner
-from grpo_engine.training.losses import global_denominator
-from grpo_engine.types import TrainRow
+from grpo_engine.types import TrainRow, global_denominator
 from tests.unit.training_fixtures import POLICY, assert_equal_bits, gradients, learner, ragged_rows, tiny_llama, weights
 
 

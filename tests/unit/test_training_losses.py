@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from grpo_engine.training.losses import clipped_policy_loss, global_denominator, k3, masked_sum
-from grpo_engine.types import TrainRow
+from grpo_engine.training.losses import clipped_policy_loss, k3, masked_sum
+from grpo_engine.types import TrainRow, global_denominator
 
 
 def float64(*values: float) -> Tensor:

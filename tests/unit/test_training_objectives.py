@@ -14,9 +14,8 @@ from transformers import LlamaForCausalLM
 
 from grpo_engine.model.logprobs import LogprobForward, TokenLogprobs
 from grpo_engine.training import losses, objectives
-from grpo_engine.training.losses import global_denominator
 from grpo_engine.training.objectives import SupervisedObjective
-from grpo_engine.types import TrainRow
+from grpo_engine.types import TrainRow, global_denominator
 from tests.unit.training_fixtures import POLICY, gradients, learner, ragged_rows, tiny_llama
 
 

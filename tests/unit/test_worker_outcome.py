@@ -33,6 +33,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("running", {"terminal": None, "exit_status": 0}, "failed", "failed", "engine_crash"),
     ("running", {"terminal": None, "exit_status": -9, "out_of_memory": True}, "failed", "failed", "out_of_memory"),
     ("running", {"terminal": None, "exit_status": 1, "log_tail": "MemoryError"}, "failed", "failed", "out_of_memory"),
+    ("running", {"terminal": None, "log_tail": "No space left on device"}, "failed", "failed", "storage_full"),
 ]
 
 
