@@ -2,7 +2,8 @@
 
 Aggregation is decided in one place, `types.global_denominator`: the token mean over everything that one optimizer step
 trains on (DAPO, arXiv:2503.14476 eq. 8; also GRPO's token mean). Losses here are sums; the learner divides each
-micro-batch's sum by that one number, so the gradient depends neither on micro-batch size nor on accumulation, padding or row order.
+micro-batch's sum by that one number, so the gradient depends neither on micro-batch size nor on accumulation, padding
+or row order.
 
 A masked token may hold NaN or infinity: it is replaced before `exp`, never multiplied by 0 afterwards.
 """
