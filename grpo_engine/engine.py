@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from grpo_engine.attempt import Attempt, starting_progress
 from grpo_engine.config import FolderModel, RLStage, RunConfig, SFTStage
 from grpo_engine.control import Control
-from grpo_engine.data.sources import data_version, open_source
+from grpo_engine.data.sources import WithinContext, data_version, open_source
 from grpo_engine.diagnostics.detectors import Detectors
 from grpo_engine.diagnostics.early_stopping import EarlyStopper
 from grpo_engine.errors import DataError, EngineError, InvalidConfig, LeaseLost, Problem
@@ -158,14 +158,14 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
     if resumed is not None:
         learner.load(resumed / TRAINER)
     reference = _reference(attempt, policy, progress, resumed) if _wants_reference(stage) else None
-    source = open_source(
+    prompts = open_source(
         stage.data,
         policy.tokenizer,
         seed=config.seed + progress.stage_index * SEEDS,  # each stage has an order of its own
         demonstrations=isinstance(stage, SFTStage),
         field=f"stages.{progress.stage_index}.data",
     )
-    attempt.data_versions[config.stage_key(progress.stage_index)] = data_version(stage.data)
+    source = WithinContext(prompts, policy.max_context_tokens)
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
         _restore_random(attempt, resumed)

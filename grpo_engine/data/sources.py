@@ -113,3 +113,24 @@ def check_prompt_lengths(prompts: Iterable[Prompt], max_context_tokens: int) -> 
                 f"prompt {prompt.id} has {length} tokens; the model's context of {max_context_tokens} leaves room for"
                 f" {max_context_tokens - 1}; shorten or remove it, or use a model with a longer context"
             )
+
+
+class WithinContext:
+    """A source whose prompts are held against the model's context as they are taken."""
+
+    def __init__(self, source: PromptSource, max_context_tokens: int) -> None:
+        self.size = source.size
+        self._source = source
+        self._max_context_tokens = max_context_tokens
+
+    def take(self, position: int, count: int) -> list[Prompt]:
+        """Raises DataError naming a prompt that is empty or leaves no room for one token."""
+        return self._checked(self._source.take(position, count))
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Raises DataError as `take` does."""
+        return self._checked(self._source.held_out(count))
+
+    def _checked(self, prompts: list[Prompt]) -> list[Prompt]:
+        check_prompt_lengths(prompts, self._max_context_tokens)
+        return prompts

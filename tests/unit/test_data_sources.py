@@ -10,7 +10,7 @@ import pytest
 
 from grpo_engine.config import AdditionData
 from grpo_engine.data.addition import is_held_out, reasoning
-from grpo_engine.data.sources import FiniteSource, check_prompt_lengths, open_source
+from grpo_engine.data.sources import FiniteSource, WithinContext, check_prompt_lengths, open_source
 from grpo_engine.errors import DataError
 from grpo_engine.model.tokenizer import character_tokenizer
 from grpo_engine.protocols import PromptSource
@@ -160,3 +160,24 @@ def test_a_prompt_must_leave_room_for_one_token(length: int, fits: bool) -> None
         return
     with pytest.raises(DataError, match=r"rows/3.*(8 tokens|9 tokens|no tokens)"):
         check_prompt_lengths([prompt], max_context_tokens=8)
+
+
+class Rows:
+    """Prompts as long as their position; the held-out ones have nine tokens."""
+
+    size = None
+
+    def take(self, position: int, count: int) -> list[Prompt]:
+        return [Prompt(f"rows/{p}", p, "", [1] * p, {}) for p in range(position, position + count)]
+
+    def held_out(self, count: int) -> list[Prompt]:
+        return [Prompt("held/0", 0, "", [1] * 9, {})]
+
+
+def test_prompts_are_held_against_the_context_as_they_are_taken() -> None:
+    source = WithinContext(Rows(), max_context_tokens=8)
+    assert [prompt.position for prompt in source.take(1, 7)] == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(DataError, match="rows/8 has 8 tokens"):
+        source.take(7, 2)
+    with pytest.raises(DataError, match="held/0 has 9 tokens"):
+        source.held_out(1)
