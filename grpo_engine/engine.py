@@ -166,6 +166,7 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
         field=f"stages.{progress.stage_index}.data",
     )
     source = WithinContext(prompts, policy.max_context_tokens)
+    attempt.data_versions[config.stage_key(progress.stage_index)] = data_version(stage.data)
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
         _restore_random(attempt, resumed)
