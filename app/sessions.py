@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app import idempotency
 from app.artifacts import ArtifactStore
 from app.broker import send_work
 from app.db import Database
+from app.errors import Conflict
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -50,10 +52,14 @@ def read_session(database: AppDatabase) -> Iterator[Session]:
 
 
 def write_session(request: Request, database: AppDatabase, settings: AppSettings) -> Iterator[Session]:
-    with idempotency.one_answer(request), database.write() as session:
-        session.info[_SENDER] = lambda: send_work(settings)
-        yield session
-        idempotency.remember(request, session)
+    """Raises Conflict when two requests made the same thing at once and this one came second."""
+    try:
+        with idempotency.one_answer(request), database.write() as session:
+            session.info[_SENDER] = lambda: send_work(settings)
+            yield session
+            idempotency.remember(request, session)
+    except IntegrityError as error:
+        raise Conflict("Another request made the same thing at the same moment; look again and repeat.") from error
 
 
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]

@@ -5,12 +5,14 @@ import logging
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
 
 from app import sessions
 from app.db import Database
 from app.models import User
 from app.sessions import after_commit
 from app.settings import Settings
+from app.users import service as users
 from app.users.service import create_user
 from tests import seed
 from tests.callers import bearer
@@ -89,3 +91,19 @@ def test_a_page_that_needs_a_user_leads_to_the_login(app: FastAPI) -> None:
         answer = nobody.get("/runs?state=running", headers={"Accept": "text/html"})
     assert answer.status_code == 303
     assert answer.headers["location"] == "/login?next=/runs%3Fstate%3Drunning"
+
+
+def test_the_second_of_two_equal_writes_is_a_conflict_not_a_fault(
+    app: FastAPI, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(session: Session, name: str, *_: object) -> None:
+        """The loser of a race: it looked before the winner's commit."""
+        session.add(User(name=name, permissions=[]))
+        session.flush()
+
+    body = {"name": "grace", "permissions": ["read"]}
+    assert client.post("/api/v1/users", json=body).status_code == 201
+    monkeypatch.setattr(users, "create_user", too_late)
+    answer = client.post("/api/v1/users", json=body)
+    assert answer.status_code == 409
+    assert "at the same moment" in answer.json()["detail"]
