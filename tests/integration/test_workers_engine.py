@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine_configs import rl_stage, tiny_config
-from tests.integration.test_workers_kills import frozen, kill
+from tests.integration.test_workers_kills import engine_waits, frozen, kill, last_step, sqlite_lock, wipe_broker
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
@@ -38,3 +38,42 @@ def test_the_real_engine_is_killed_then_frozen_then_paused_and_trains_to_its_end
         assert [attempt.state for attempt in attempts] == ["lost", "lost", "stopped", "finished"]
         row = house.run_row(run)
         assert (row.stage, row.steps_done, row.restarts, len(row.sparkline)) == ("0-rl", 150, 2, 60)
+
+
+@pytest.mark.timeout(300)
+def test_the_real_engine_trains_through_a_wiped_broker_a_hundred_messages_and_a_locked_database(tmp_path: Path) -> None:
+    stage = rl_stage(num_steps=400, checkpoint={"every_steps": 50}, evaluation={"every_steps": 1000, "num_prompts": 4})
+    with WorkerHouse(tmp_path / "home", engine=None, stop_grace_s=15) as house:
+        house.staff()
+        for name in house.workers:
+            house.drain(name, True)
+        run = house.launch_config(tiny_config(stage).model_dump(mode="json"))
+        wipe_broker(house)
+        for name in house.workers:
+            house.drain(name, False)
+        for _ in range(100):
+            house.send()
+        house.wait_for_step(run, 10, START_S)
+        wipe_broker(house)
+        with sqlite_lock(house.settings.home / "cohort.db"):
+            wait_until(lambda: engine_waits(house, run), 20, "the engine waits at its deadline")
+            step = last_step(house, run)
+        house.wait_for_step(run, step + 5)
+        (attempt,) = house.check(run, "completed", START_S)
+        assert attempt.number == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_real_engine_that_is_killed_is_told_as_a_crash_and_its_worker_goes_on(tmp_path: Path) -> None:
+    endless = tiny_config(rl_stage(num_steps=100_000)).model_dump(mode="json")
+    with WorkerHouse(tmp_path / "home", engine=None) as house:
+        house.staff()
+        run = house.launch_config(endless)
+        house.wait_for_step(run, 5, START_S)
+        kill(house.engine_pids(run)[0])
+        house.check(run, "failed")
+        row = house.run_row(run)
+        assert (row.reason, row.num_attempts) == ("engine_crash", 1)
+        assert "SIGKILL" in str(row.message)
+        short = tiny_config(rl_stage(num_steps=3)).model_dump(mode="json")
+        house.check(house.launch_config(short), "completed", START_S)
