@@ -63,16 +63,10 @@ def save_checkpoint(
     aside = folder.with_name(folder.name + ASIDE)
     try:
         _remove_leftovers(folder.parent)
-        trainer = aside / TRAINER
-        trainer.mkdir(parents=True)
+        (aside / TRAINER).mkdir(parents=True)
         policy.model.save_pretrained(aside)
         policy.tokenizer.save_pretrained(aside)
-        learner.save(trainer)
-        _write_json(trainer / STATE, asdict(progress))
-        for name, source in (extra_files or {}).items():
-            shutil.copyfile(source, trainer / name)
-        if rng:
-            _write_json(trainer / RNG, rng_state.capture())
+        _write_trainer(aside / TRAINER, learner, progress, extra_files or {}, rng=rng)
         manifest = Manifest(
             stage=stage,
             step=progress.step,
@@ -96,6 +90,18 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         raise StorageFull(f"the checkpoint {folder} cannot be written: {error}; free space or move the home") from error
     return manifest
+
+
+def _write_trainer(
+    trainer: Path, learner: Learner, progress: StageProgress, extra_files: Mapping[str, Path], *, rng: bool
+) -> None:
+    """What training needs to go on: learner, place, random state, and files that belong to the stage."""
+    learner.save(trainer)
+    _write_json(trainer / STATE, asdict(progress))
+    for name, source in extra_files.items():
+        shutil.copyfile(source, trainer / name)
+    if rng:
+        _write_json(trainer / RNG, rng_state.capture())
 
 
 def load_progress(folder: Path, *, rng: bool = False) -> StageProgress:
