@@ -43,7 +43,7 @@ def test_the_real_engine_is_killed_then_frozen_then_paused_and_trains_to_its_end
 @pytest.mark.timeout(300)
 def test_the_real_engine_trains_through_a_wiped_broker_a_hundred_messages_and_a_locked_database(tmp_path: Path) -> None:
     stage = rl_stage(num_steps=400, checkpoint={"every_steps": 50}, evaluation={"every_steps": 1000, "num_prompts": 4})
-    with WorkerHouse(tmp_path / "home", engine=None, stop_grace_s=15) as house:
+    with WorkerHouse(tmp_path / "home", engine=None, loss_s=10) as house:
         house.staff()
         for name in house.workers:
             house.drain(name, True)
@@ -56,11 +56,26 @@ def test_the_real_engine_trains_through_a_wiped_broker_a_hundred_messages_and_a_
         house.wait_for_step(run, 10, START_S)
         wipe_broker(house)
         with sqlite_lock(house.settings.home / "cohort.db"):
-            wait_until(lambda: engine_waits(house, run), 20, "the engine waits at its deadline")
+            # Longer than a checkpoint takes, so that only the deadline explains the silence.
+            wait_until(lambda: all(engine_waits(house, run) for _ in range(5)), 20, "the engine waits")
             step = last_step(house, run)
+        assert step < 400
         house.wait_for_step(run, step + 5)
         (attempt,) = house.check(run, "completed", START_S)
         assert attempt.number == 1
+
+
+@pytest.mark.timeout(300)
+def test_the_real_engine_goes_on_elsewhere_when_its_workers_main_process_is_killed(tmp_path: Path) -> None:
+    stage = rl_stage(num_steps=60, checkpoint={"every_steps": 10}, evaluation={"every_steps": 1000, "num_prompts": 4})
+    with WorkerHouse(tmp_path / "home", engine=None) as house:
+        house.staff()
+        run = house.launch_config(tiny_config(stage).model_dump(mode="json"))
+        house.wait_for_step(run, 12, START_S)
+        kill(house.workers[house.worker_of(run)].pid)
+        one, two = house.check(run, "completed", START_S)
+        assert (one.state, two.state) == ("lost", "finished")
+        assert two.first_step >= 10
 
 
 @pytest.mark.timeout(300)
