@@ -28,6 +28,21 @@ from grpo_engine.config_sources import (
     RewardConfig,
     TinyLlamaModel,
 )
+from grpo_engine.config_training import (
+    AdapterConfig,
+    AdvantageConfig,
+    AuxiliaryConfig,
+    ClipLoss,
+    CorrectionConfig,
+    EntropyConfig,
+    GRPOAdvantage,
+    GuardsConfig,
+    KLConfig,
+    LossConfig,
+    MemoryConfig,
+    NoAdapter,
+    OptimizerConfig,
+)
 
 __all__ = [
     "AccuracyReward",
@@ -63,29 +78,6 @@ MAX_STEPS = 10_000_000
 
 
 # ---------------------------------------------------------------- shared parts of stages
-class OptimizerConfig(Config):
-    learning_rate: float = Field(1e-6, gt=0, le=1)
-    """AdamW's peak rate. DeepSeek-R1 uses 3e-6; small models take 1e-4."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the gradient's running mean."""
-    beta2: float = Field(0.99, ge=0, lt=1)
-    """Decay of the squared gradient's running mean."""
-    epsilon: float = Field(1e-8, gt=0)
-    """AdamW's denominator floor."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps of linear warm-up."""
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Shape after warm-up."""
-    final_rate_share: float = Field(0.0, ge=0, le=1)
-    """Share of learning_rate reached exactly at the last step (cosine and linear)."""
-    max_gradient_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this L2 norm."""
-    max_skipped_steps: int = Field(5, ge=0)
-    """Consecutive non-finite steps that are skipped before the run ends as non_finite."""
-
-
 class SamplingConfig(Config):
     temperature: float = Field(1.0, ge=0, le=5)
     """Softmax temperature; 0 = greedy (evaluation only)."""
@@ -166,8 +158,7 @@ class SFTStage(Config):
     """Optimizer steps."""
     rows_per_step: int = Field(64, ge=1)
     """Demonstrations a step."""
-    max_micro_batch_rows: int = Field(64, ge=1)
-    """Rows of one forward and backward pass."""
+    memory: MemoryConfig = MemoryConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig(every_steps=100)
 
@@ -186,20 +177,23 @@ class RLStage(Config):
     group_size: int = Field(16, ge=2, le=1024)
     """Completions a prompt (G). 16 as in DeepSeek-R1; at least 2, since advantages compare within the group."""
     sampling: SamplingConfig = SamplingConfig()
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """Ratio is clipped below 1 - clip_low (PPO)."""
-    clip_high: float = Field(0.2, gt=0, le=10)
-    """Ratio is clipped above 1 + clip_high; DAPO raises it to 0.28."""
-    normalize_std: bool = True
-    """Divide advantages by the group's sample standard deviation; false is Dr.GRPO's form."""
-    kl_weight: float = Field(0.0, ge=0)
-    """Weight of the k3 KL to the frozen reference in the loss; 0 trains without one. R1 uses 0.001."""
-    track_kl: bool = True
-    """Measure KL to the stage's starting policy even when kl_weight is 0 (one more forward a step)."""
+    advantage: AdvantageConfig = GRPOAdvantage()
+    loss: LossConfig = ClipLoss()
+    kl: KLConfig = KLConfig()
+    entropy: EntropyConfig = EntropyConfig()
+    correction: CorrectionConfig = CorrectionConfig()
+    auxiliary: AuxiliaryConfig = AuxiliaryConfig()
+    old_logprobs: Literal["trainer", "sampler"] = "trainer"
+    """What the ratio compares the policy with: its own log-probabilities before the batch's first update, or those of
+    the sampler, whose numerical difference then counts as a change of policy."""
     mask_truncated: bool = False
-    """Leave completions that ran out of tokens out of the loss."""
-    max_micro_batch_rows: int = Field(64, ge=1)
-    """Rows of one forward and backward pass."""
+    """Leave completions that ran out of tokens out of the loss, judged by finish reason."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps in which a batch is trained on, each on its own share of the prompts. R1 splits into 16."""
+    epochs: int = Field(1, ge=1)
+    """Times that a batch is gone through."""
+    memory: MemoryConfig = MemoryConfig()
+    guards: GuardsConfig = GuardsConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
@@ -213,6 +207,27 @@ class RLStage(Config):
         if any(r.kind == "gym" for r in self.rewards) and self.data.source != "reasoning_gym":
             raise ValueError(f"the gym reward needs data.source reasoning_gym, not {self.data.source}")
         return self
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RLStage:
+        if self.minibatches > self.prompts_per_step:
+            raise ValueError(f"minibatches {self.minibatches} must not exceed prompts_per_step {self.prompts_per_step}")
+        if self.num_steps % self.steps_per_batch:
+            raise ValueError(
+                f"num_steps {self.num_steps} must be a multiple of minibatches x epochs = {self.steps_per_batch}"
+            )
+        if self.correction.kind != "none" and self.old_logprobs == "sampler":
+            raise ValueError("correction counts the sampler's difference a second time; set old_logprobs to trainer")
+        return self
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps that train on one batch of rollouts."""
+        return self.minibatches * self.epochs
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.kl.weight > 0 or self.kl.track
 
 
 StageConfig = Annotated[SFTStage | RLStage, Field(discriminator="kind")]
@@ -244,6 +259,9 @@ class RunConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; masters and log-probabilities stay float32."""
     model: ModelConfig
+    adapter: AdapterConfig = NoAdapter()
+    self_test: Literal["stop", "warn", "off"] = "stop"
+    """Seconds of checks before training: ratios, gradients, sampler, tokens. A failed one ends the run, or warns."""
     stages: list[StageConfig] = Field(min_length=1, max_length=20)
     """Ordered parts of the recipe."""
     needs: Needs = Needs()

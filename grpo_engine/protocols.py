@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from grpo_engine.config import SamplingConfig
     from grpo_engine.types import Completion, Prompt, RewardPart, SampleRequest, StepResult, TrainRow
+
+
+T = TypeVar("T")
 
 
 class PromptSource(Protocol):
@@ -60,29 +63,77 @@ class RewardFunction(Protocol):
         ...
 
 
+class ValueScorer(Protocol):
+    """Module 2, inference: the critic's values of given completions."""
+
+    def values(self, rows: Sequence[TrainRow]) -> list[list[float]]:
+        """[T] for each row: value before each completion token (from the hidden state that predicts it)."""
+        ...
+
+
+class Communicator(Protocol):
+    """The ranks of one engine. Every method but the properties is collective: all ranks call it in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value on every rank, in rank order."""
+        ...
+
+    def from_first(self, value: T) -> T:
+        """Rank 0's value on every rank."""
+        ...
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Add up each tensor over the ranks, in place, in its own type; the same bits on every rank."""
+        ...
+
+    def max_(self, tensor: Tensor) -> None:
+        """Elementwise maximum over the ranks, in place."""
+        ...
+
+
 class Learner(Protocol):
-    """Module 4, training: gradients and optimizer. Clipping and the non-finite guard live here."""
+    """Module 4, training: gradients and optimizer. Clipping and the non-finite guard live here.
+
+    Each rank calls `prepare` and `accumulate` with its own rows, as often as it likes; `prepare` and `step` are
+    collective."""
 
     policy_version: int
 
-    def accumulate(self, batch: Sequence[TrainRow], global_denominator: float) -> dict[str, float]:
-        """Add the batch's gradient, split into micro-batches; the loss sum is divided by `global_denominator`.
+    def prepare(self, batch: Sequence[TrainRow]) -> list[TrainRow]:
+        """Once a batch, before its first update: rows with old log-probabilities and the entropy mask filled in where
+        the objective or the number of updates needs them. Same rows, same order."""
+        ...
 
-        Returns token-weighted means of what was seen (`loss`, `policy/entropy`, `policy/kl`, ...)."""
+    def accumulate(self, batch: Sequence[TrainRow], global_denominator: float) -> None:
+        """Add the batch's gradient, packed into micro-batches; the loss sum is divided by `global_denominator`."""
         ...
 
     def step(self) -> StepResult:
-        """Clip, guard, apply, raise `policy_version`, clear gradients."""
+        """Sum over ranks, clip, guard, apply, raise `policy_version`, clear gradients."""
         ...
 
     def iter_full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter of the policy, full shape (collective)."""
+        """Every parameter of the policy, full shape, adapters merged into copies (collective)."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write float32 masters, optimizer and schedule into `folder` (safetensors and JSON, no pickle)."""
+        """Write float32 masters or adapter, optimizer and counters into `folder` (safetensors, JSON; no pickle)."""
         ...
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, bit for bit."""
+        ...
+
+    def roll_back(self, folder: Path, rate_factor: float) -> None:
+        """Weights and optimizer as `save` wrote them; counters stay; the learning rate is scaled from now on."""
+        ...
+
+    def take_notices(self) -> list[str]:
+        """What happened since the last call that people should know, such as a learned memory limit."""
         ...

@@ -76,8 +76,17 @@ class Rollout:
     reward: float | None
     """Sum of weight x value over the parts that did not abstain; None when all did."""
     advantage: float = 0.0
+    """Of the whole completion; the mean of `token_advantages` where there are any."""
     ref_logprobs: list[float] | None = None
     """[T] by the frozen reference, full distribution at the sampling temperature."""
+    shaped_reward: float | None = None
+    """What the advantage was computed from, where that is not `reward`: KL subtracted, smoothed."""
+    values: list[float] | None = None
+    """[T] PPO: the critic's value before each token, at sampling time."""
+    token_advantages: list[float] | None = None
+    """[T] PPO: advantage of each token."""
+    returns: list[float] | None = None
+    """[T] PPO: what the critic should have said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +111,66 @@ class TrainRow:
     rollout_logprobs: list[float] | None = None
     """[T] as sampled; None in supervised rows."""
     old_logprobs: list[float] | None = None
-    """[T] by the trainer's own forward before the first update on this batch; None = use rollout_logprobs."""
+    """[T] what the ratio compares the policy with, frozen over the updates of a batch; None = the present forward's own
+    values without gradient, so that the ratio is exactly 1 (right while a batch has one update)."""
     ref_logprobs: list[float] | None = None
     kept_ids: list[list[int]] | None = None
     loss_mask: list[bool] | None = None
     """[T] True = trained token; None = all T tokens. Built from lengths, never from the pad id."""
+    token_advantages: list[float] | None = None
+    """[T] PPO; None = `advantage` for every token."""
+    returns: list[float] | None = None
+    """[T] PPO: the critic's targets."""
+    old_values: list[float] | None = None
+    """[T] PPO: the critic's values when the batch came."""
+    policy_mask: list[bool] | None = None
+    """[T] True = token of the policy loss; None = all. Chosen by entropy; denominators count the others too."""
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens that carry loss; their sum over a whole step is its `global_denominator`."""
+        """Tokens that carry loss."""
         return len(self.completion_ids) if self.loss_mask is None else sum(self.loss_mask)
 
 
-def global_denominator(rows: Sequence[TrainRow]) -> float:
-    """Trained tokens of all rows of one optimizer step, at least 1 so that a fully masked step has loss 0, not NaN.
+@dataclass(frozen=True, slots=True)
+class Normalizer:
+    """How the sum over tokens becomes a mean: each token's loss is multiplied by its row's `token_weight`, and the sum
+    over the whole optimizer step (every row, accumulate call and rank) is divided by `denominator`.
 
-    The same masks that select tokens for the sum are counted here: a token left out of one is left out of both
-    (TRL issue 6369). Give it every row of the step, over all accumulate calls and all ranks."""
-    return float(max(1, sum(row.num_trained_tokens for row in rows)))
+    tokens: mean over all trained tokens (DAPO eq. 8). sequences: mean over sequences of their token means (GRPO, GSPO);
+    sequences without a trained token count in neither. constant: sum over all sampled sequences / (their number x
+    `constant_tokens`) (Dr.GRPO): masked and dropped sequences count, or the divisor would not be constant."""
+
+    kind: Literal["tokens", "sequences", "constant"] = "tokens"
+    constant_tokens: int = 1
+
+    def token_weight(self, row: TrainRow) -> float:
+        match self.kind:
+            case "tokens":
+                return 1.0
+            case "sequences":
+                return 1.0 / max(1, row.num_trained_tokens)
+            case "constant":
+                return 1.0 / self.constant_tokens
+
+
+TOKENS = Normalizer()
+
+
+def global_denominator(rows: Sequence[TrainRow], normalizer: Normalizer = TOKENS, *, num_sampled: int = 0) -> float:
+    """The one place where denominators are decided. At least 1, so that a fully masked step has loss 0, not NaN.
+
+    The same masks that select tokens for the sum are counted here: a token left out of one is left out of both (TRL
+    issue 6369). Give it every row of the step, over all accumulate calls and all ranks. `num_sampled` counts the
+    sequences of the step for `constant`, when some of them are not among `rows`."""
+    match normalizer.kind:
+        case "tokens":
+            count = sum(row.num_trained_tokens for row in rows)
+        case "sequences":
+            count = sum(row.num_trained_tokens > 0 for row in rows)
+        case "constant":
+            count = max(num_sampled, len(rows))
+    return float(max(1, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +189,16 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step did."""
+    """What one optimizer step did, over all ranks."""
 
     applied: bool
     """False: skipped because gradient or loss was not finite."""
     gradient_norm: float
     """L2 norm before clipping."""
     learning_rate: float
+    stats: dict[str, float] = field(default_factory=dict)
+    """Means over the step's trained tokens by their names in the metric catalogue (`loss`, `policy/entropy`, …);
+    `…_max` are maxima. Empty when nothing was trained on."""
 
 
 @dataclass(slots=True)
@@ -166,3 +220,6 @@ class StageProgress:
     """True: the stage ended (all steps done, or stopped early); the next stage starts from these weights."""
     early_stopping: dict[str, Any] = field(default_factory=dict)
     detectors: dict[str, Any] = field(default_factory=dict)
+    guards: dict[str, Any] = field(default_factory=dict)
+    smoothed_reward: float | None = None
+    """Of advantages with smooth_rewards."""
