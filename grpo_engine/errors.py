@@ -5,11 +5,14 @@ EngineError                  reason in the journal's `failed` event
 ├── DataError                data_error         a prompt source is missing, empty or malformed
 ├── RewardError              reward_error       a reward function cannot be loaded or breaks its contract
 ├── NonFinite                non_finite         loss or gradient stayed NaN or infinite
+├── Diverged                 diverged           a guard rolled training back as often as it may
+├── OutOfMemory              out_of_memory      one row alone does not fit the device
+├── SelfTestFailed           self_test_failed   a check before training found the engine or model unfit
 ├── StorageFull              storage_full       the attempt's directory cannot be written
 ├── CheckpointInvalid        checkpoint_invalid a checkpoint is incomplete or its bytes changed
 └── LeaseLost                worker_lost        another attempt owns the run; this engine must not step or write
 
-torch's own out-of-memory errors are journaled as `out_of_memory`. Anything else that escapes is our bug:
+torch's own out-of-memory errors are journaled as `out_of_memory` too. Anything else that escapes is our bug:
 `engine_crash`, with its traceback.
 """
 
@@ -64,6 +67,18 @@ class RewardError(EngineError):
 
 class NonFinite(EngineError):
     reason = "non_finite"
+
+
+class Diverged(EngineError):
+    reason = "diverged"
+
+
+class OutOfMemory(EngineError):
+    reason = "out_of_memory"
+
+
+class SelfTestFailed(EngineError):
+    reason = "self_test_failed"
 
 
 class StorageFull(EngineError):

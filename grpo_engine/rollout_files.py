@@ -49,7 +49,11 @@ SCHEMA = pa.schema(
         ("num_tokens", pa.int32()),
         ("policy_version", pa.int32()),
         ("reward", pa.float64()),  # null when every part abstained
+        ("shaped_reward", pa.float64()),  # what the advantage was computed from, null where it is the reward itself
         ("advantage", pa.float64()),
+        ("values", pa.list_(pa.float32())),  # PPO: the critic's, a token; null in other forms, as the next two
+        ("token_advantages", pa.list_(pa.float32())),
+        ("returns", pa.list_(pa.float32())),
         ("dropped", pa.string()),  # why the group was not trained on, null when it was
         ("parts", pa.list_(PART)),
     ]
@@ -64,7 +68,7 @@ def batch_name(batch: int) -> str:
 def write_batch(path: Path, groups: Sequence[Group], about: dict[str, Any]) -> None:
     """Write the groups of one batch aside, fsync and rename; `about` (JSON) goes into the file's metadata.
 
-    `about` holds batch, stage, policy_version and `advantage` ({"form": "grpo", "normalize_std": true})."""
+    `about` holds batch, stage, policy_version and `advantage`: {"form": "grpo", … its config, "kl": {…}}."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
     schema = SCHEMA.with_metadata({"cohort": json.dumps(about)})
@@ -108,7 +112,11 @@ def _completion_columns(rollout: Rollout) -> dict[str, Any]:
         "num_tokens": len(completion.token_ids),
         "policy_version": completion.policy_version,
         "reward": rollout.reward,
+        "shaped_reward": rollout.shaped_reward,
         "advantage": rollout.advantage,
+        "values": rollout.values,
+        "token_advantages": rollout.token_advantages,
+        "returns": rollout.returns,
         "parts": [
             {
                 "name": part.name,

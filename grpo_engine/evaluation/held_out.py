@@ -1,4 +1,7 @@
-"""Greedy and sampled accuracy on held-out prompts, the same prompts and random streams each time."""
+"""Greedy and sampled accuracy on held-out prompts, the same prompts and random streams each time.
+
+Each rank samples and judges its own part of the prompts; every rank then knows the whole result.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.protocols import Sampler
+from grpo_engine.protocols import Communicator, Sampler
 from grpo_engine.types import Completion, Prompt, SampleRequest
 
 EVALUATION_STREAM = 1 << 20
@@ -26,24 +29,32 @@ class HeldOutEvaluation:
     sampling: SamplingConfig
     """As in training; the greedy pass sets its temperature to 0."""
     seed: int
+    communicator: Communicator
 
     def run(self, sampler: Sampler) -> dict[str, float]:
-        """accuracy_greedy, accuracy_sampled in [0, 1]; mean_length_tokens of the greedy completions."""
+        """accuracy_greedy, accuracy_sampled in [0, 1]; mean_length_tokens of the greedy completions. Collective."""
         greedy_sampling = self.sampling.model_copy(update={"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
-        greedy = self._sample(sampler, greedy_sampling)
-        sampled = self._sample(sampler, self.sampling)
+        right_greedy, lengths = self._judged(sampler, greedy_sampling)
+        right_sampled, _ = self._judged(sampler, self.sampling)
         return {
-            "accuracy_greedy": _mean(self.judge(self.prompts, greedy)),
-            "accuracy_sampled": _mean(self.judge(self.prompts, sampled)),
-            "mean_length_tokens": _mean([float(len(completion.token_ids)) for completion in greedy]),
+            "accuracy_greedy": _mean(right_greedy),
+            "accuracy_sampled": _mean(right_sampled),
+            "mean_length_tokens": _mean(lengths),
         }
 
-    def _sample(self, sampler: Sampler, sampling: SamplingConfig) -> list[Completion]:
+    def _judged(self, sampler: Sampler, sampling: SamplingConfig) -> tuple[list[float], list[float]]:
+        """Verdict and length of every prompt's completion, over all ranks; their order does not matter."""
+        mine = range(self.communicator.rank, len(self.prompts), self.communicator.world_size)
+        prompts = [self.prompts[index] for index in mine]
         requests = [
             SampleRequest(prompt.token_ids, (self.seed, EVALUATION_STREAM, index), f"evaluation-{index}")
-            for index, prompt in enumerate(self.prompts)
+            for index, prompt in zip(mine, prompts, strict=True)
         ]
-        return sampler.sample(requests, sampling)
+        completions = sampler.sample(requests, sampling) if requests else []
+        verdicts = self.judge(prompts, completions) if requests else []
+        lengths = [float(len(completion.token_ids)) for completion in completions]
+        gathered = self.communicator.gather((verdicts, lengths))
+        return [v for verdicts, _ in gathered for v in verdicts], [n for _, lengths in gathered for n in lengths]
 
 
 def _mean(values: Sequence[float]) -> float:

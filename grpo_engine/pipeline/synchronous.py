@@ -1,9 +1,10 @@
 """The pipeline without overlap: every batch is sampled, scored and compared before the trainer sees it.
 
-    prompts ──► sampler ──► rewards ──► reference ──► advantages ──► Batch
-                module 1    module 3    module 2      (training)
+    prompts ──► sampler ──► rewards ──► reference, critic ──► all ranks' groups ──► advantages ──► Batch
+                module 1    module 3    module 2               gathered             (training)
 
-The policy that samples is the policy that trains, so staleness is 0.
+The policy that samples is the policy that trains, so staleness is 0. Each rank samples and scores whole groups of its
+own; then every rank holds the whole batch and computes the same advantages from it, so no group is ever split.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.protocols import PromptSource, Sampler, Scorer
+from grpo_engine.pipeline.shares import contiguous_share
+from grpo_engine.protocols import Communicator, PromptSource, Sampler, Scorer, ValueScorer
 from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout, SampleRequest, TrainRow
 
 Score = Callable[[Sequence[Prompt], Sequence[Completion]], list[list[RewardPart]]]
 """Reward parts of each completion, in order."""
 Combine = Callable[[Sequence[RewardPart]], float | None]
-Advantages = Callable[[Sequence[float | None]], list[float]]
-"""Advantages of one group's rewards."""
+Assign = Callable[[list[Group], float | None], tuple[list[Group], float | None]]
+"""Groups with their advantages, and why groups are dropped; the smoothed reward before and after the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step trains on."""
+    """What one batch of optimizer steps trains on; the same on every rank."""
 
     number: int
     groups: list[Group]
     next_position: int
     """Prompt position after this batch."""
     policy_version: int
+    smoothed_reward: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time spent: rollout, reward, reference."""
+    """Time spent by the slowest rank: rollout, reward, reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,89 +45,90 @@ class SynchronousPipeline:
     sampler: Sampler
     score: Score
     combine: Combine
-    advantages: Advantages
+    assign: Assign
     reference: Scorer | None
     """None: KL to the reference is neither used nor measured."""
+    critic: ValueScorer | None
+    """PPO's value model; None in group-relative forms."""
+    communicator: Communicator
     sampling: SamplingConfig
     prompts_per_step: int
     group_size: int
     stream: tuple[int, ...]
     """First integers of every request's random stream: (run seed, stage index)."""
-    keep_constant_groups: bool = False
-    """Train on groups without reward variance too: they carry no advantage, but a KL term has a gradient."""
 
-    def next_batch(self, number: int, position: int, policy_version: int) -> Batch:
-        """Consumes prompts at `position`; waits for nothing; produces a scored batch."""
+    def next_batch(self, number: int, position: int, policy_version: int, smoothed: float | None = None) -> Batch:
+        """Consumes prompts at `position`; waits for the other ranks; produces a scored batch. Collective."""
         prompts = self.source.take(position, self.prompts_per_step)
+        places = contiguous_share(len(prompts), self.communicator.rank, self.communicator.world_size)
+        mine, seconds = self._sample_groups(number, places, [prompts[place] for place in places])
+        gathered = self.communicator.gather((mine, seconds))
+        groups, smoothed = self.assign([group for part, _ in gathered for group in part], smoothed)
+        slowest = {name: max(times[name] for _, times in gathered) for name in seconds}
+        return Batch(number, groups, position + len(prompts), policy_version, smoothed, slowest)
+
+    def _sample_groups(
+        self, number: int, places: Sequence[int], prompts: Sequence[Prompt]
+    ) -> tuple[list[Group], dict[str, float]]:
+        """This rank's groups, without advantages, and the time each module took."""
+        if not prompts:  # more ranks than prompts
+            return [], dict.fromkeys(("rollout", "reward", "reference"), 0.0)
         started = time.perf_counter()
-        completions = self.sampler.sample(self._requests(prompts, number), self.sampling)
+        completions = self.sampler.sample(self._requests(number, places, prompts), self.sampling)
         sampled = time.perf_counter()
         repeated = [prompt for prompt in prompts for _ in range(self.group_size)]
         parts = self.score(repeated, completions)
         scored = time.perf_counter()
-        references = self._reference_logprobs(repeated, completions)
-        compared = time.perf_counter()
-        groups = [
-            self._group(f"{number}-{index}", prompt, completions[rows], parts[rows], references[rows])
-            for index, prompt in enumerate(prompts)
-            for rows in [slice(index * self.group_size, (index + 1) * self.group_size)]
+        rows = [
+            TrainRow(p.token_ids, c.token_ids, kept_ids=c.kept_ids) for p, c in zip(repeated, completions, strict=True)
         ]
-        seconds = {"rollout": sampled - started, "reward": scored - sampled, "reference": compared - scored}
-        return Batch(number, groups, position + len(prompts), policy_version, seconds)
+        unknown: list[list[float] | None] = [None] * len(rows)
+        references = self.reference.score(rows, self.sampling.temperature) if self.reference else unknown
+        values = self.critic.values(rows) if self.critic else unknown
+        compared = time.perf_counter()
+        rollouts = [
+            Rollout(completion, each, self.combine(each), ref_logprobs=reference, values=value)
+            for completion, each, reference, value in zip(completions, parts, references, values, strict=True)
+        ]
+        size = self.group_size
+        groups = [
+            Group(f"{number}-{place}", prompt, rollouts[index * size : (index + 1) * size])
+            for index, (place, prompt) in enumerate(zip(places, prompts, strict=True))
+        ]
+        return groups, {"rollout": sampled - started, "reward": scored - sampled, "reference": compared - scored}
 
-    def _requests(self, prompts: Sequence[Prompt], number: int) -> list[SampleRequest]:
+    def _requests(self, number: int, places: Sequence[int], prompts: Sequence[Prompt]) -> list[SampleRequest]:
         return [
             SampleRequest(prompt.token_ids, (*self.stream, prompt.position, index), f"{number}-{place}")
-            for place, prompt in enumerate(prompts)
+            for place, prompt in zip(places, prompts, strict=True)
             for index in range(self.group_size)
         ]
 
-    def _reference_logprobs(
-        self, prompts: Sequence[Prompt], completions: Sequence[Completion]
-    ) -> Sequence[list[float] | None]:
-        if self.reference is None:
-            return [None] * len(completions)
-        rows = [TrainRow(p.token_ids, c.token_ids) for p, c in zip(prompts, completions, strict=True)]
-        return self.reference.score(rows, self.sampling.temperature)
 
-    def _group(
-        self,
-        group_id: str,
-        prompt: Prompt,
-        completions: Sequence[Completion],
-        parts: Sequence[list[RewardPart]],
-        references: Sequence[list[float] | None],
-    ) -> Group:
-        rewards = [self.combine(each) for each in parts]
-        rollouts = [
-            Rollout(completion, each, reward, advantage, reference)
-            for completion, each, reward, advantage, reference in zip(
-                completions, parts, rewards, self.advantages(rewards), references, strict=True
-            )
-        ]
-        return Group(group_id, prompt, rollouts, self._why_dropped(rollouts))
+def train_rows(groups: Sequence[Group], *, mask_truncated: bool, old_from_sampler: bool = False) -> list[TrainRow]:
+    """The rows the learner sees: groups that were not dropped, completions that were judged.
 
-    def _why_dropped(self, rollouts: Sequence[Rollout]) -> str | None:
-        if all(rollout.reward is None for rollout in rollouts):
-            return "all_abstained"
-        if not self.keep_constant_groups and all(rollout.advantage == 0 for rollout in rollouts):
-            return "zero_variance"
-        return None
-
-
-def train_rows(groups: Sequence[Group], *, mask_truncated: bool) -> list[TrainRow]:
-    """The rows the learner sees: groups that were not dropped, completions that were judged."""
+    `old_from_sampler`: the ratio compares the policy with what was sampled from, not with its own forward."""
     return [
         TrainRow(
             prompt_ids=group.prompt.token_ids,
             completion_ids=rollout.completion.token_ids,
             advantage=rollout.advantage,
             rollout_logprobs=rollout.completion.logprobs,
+            old_logprobs=rollout.completion.logprobs if old_from_sampler else None,
             ref_logprobs=rollout.ref_logprobs,
             kept_ids=rollout.completion.kept_ids,
+            token_advantages=rollout.token_advantages,
+            returns=rollout.returns,
+            old_values=rollout.values,
         )
         for group in groups
         if group.dropped is None
         for rollout in group.rollouts
         if rollout.reward is not None and not (mask_truncated and rollout.completion.finish_reason == "length")
     ]
+
+
+def num_judged(groups: Sequence[Group]) -> int:
+    """Completions that count in a constant denominator: all that were judged, whatever was dropped or masked later."""
+    return sum(rollout.reward is not None for group in groups for rollout in group.rollouts)
