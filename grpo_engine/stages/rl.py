@@ -1,83 +1,95 @@
-"""Reinforcement learning: GRPO.
+"""Reinforcement learning: one loop for GRPO and its relatives, and for PPO.
 
-One step: collect a batch, write it down, train on it, judge the run, evaluate, checkpoint.
+One turn: collect a batch, write it down, train on it (minibatches x epochs optimizer steps), judge the run, evaluate,
+checkpoint. Every rank takes every turn.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from grpo_engine.config import RLStage
-from grpo_engine.diagnostics.detectors import Detectors
-from grpo_engine.diagnostics.early_stopping import EarlyStopper
-from grpo_engine.evaluation.held_out import HeldOutEvaluation
-from grpo_engine.events import boot_clock_s
-from grpo_engine.pipeline.synchronous import Batch, SynchronousPipeline, train_rows
-from grpo_engine.protocols import Learner, Sampler
+from grpo_engine.errors import NonFinite
+from grpo_engine.pipeline.synchronous import Batch
 from grpo_engine.rollout_files import write_batch
-from grpo_engine.stages.context import Outcome, StageContext, log
-from grpo_engine.stages.measure import batch_metrics, dropped_groups, resident_bytes
-from grpo_engine.types import global_denominator
-
-
-@dataclass(frozen=True, slots=True)
-class RLParts:
-    """The four modules and the judges, built by the composition root."""
-
-    pipeline: SynchronousPipeline
-    sampler: Sampler
-    learner: Learner
-    evaluation: HeldOutEvaluation
-    early_stopper: EarlyStopper
-    detectors: Detectors
+from grpo_engine.stages.context import Outcome, StageContext, crossed, log
+from grpo_engine.stages.guards import Alarm
+from grpo_engine.stages.measure import batch_metrics, resident_bytes
+from grpo_engine.stages.parts import RLParts
+from grpo_engine.stages.recovery import recover
+from grpo_engine.stages.update import train_on_batch
 
 
 def run_rl(context: StageContext, stage: RLStage, parts: RLParts) -> Outcome:
     """Consumes prompts in order; waits for the lease before every step; produces rollouts, steps and verdicts."""
     progress = context.progress
     context.start()
+    context.control.synchronise()
     if progress.step == 0 and not context.control.stop_requested:
         _evaluate(context, parts, step=0)
+        if stage.guards.action == "rollback":
+            context.checkpoint()  # what the first rollback may need
     warned: set[str] = set()
     while progress.step < stage.num_steps and not context.control.stop_requested:
-        started = time.perf_counter()
-        batch = parts.pipeline.next_batch(progress.batch + 1, progress.prompt_position, progress.policy_version)
-        _write_rollouts(context, stage, batch)
-        _warn_of_abstention(context, batch, warned)
-        values = batch_metrics(batch.groups) | _train(context, stage, parts, batch)
-        seconds = time.perf_counter() - started
-        sampled = sum(len(rollout.completion.token_ids) for group in batch.groups for rollout in group.rollouts)
-        values |= {f"time/{name}_s": spent for name, spent in batch.seconds.items()}
-        values |= {
-            "throughput/tokens_per_s": sampled / seconds,
-            "time/step_s": seconds,
-            "memory/rss_bytes": resident_bytes(),
-        }
-        context.metrics(progress.step, values)
-        if _judge(context, parts, values):
+        before = progress.step
+        try:
+            stops = _turn(context, stage, parts, warned)
+        except NonFinite as error:
+            if stage.guards.action != "rollback" or context.last_good is None:
+                raise
+            recover(context, stage, parts, Alarm("guard_nonfinite", "Numbers are no longer finite", str(error)))
+            continue
+        if stops:
             _evaluate(context, parts, step=progress.step)
-            return context.end("early_stopped")
-        last = progress.step == stage.num_steps
-        if last or progress.step % stage.evaluation.every_steps == 0:
+            return context.end("early_stopped", good=not parts.guards.alarmed)
+        last = progress.step >= stage.num_steps
+        if last or crossed(before, progress.step, stage.evaluation.every_steps):
             _evaluate(context, parts, step=progress.step)
-        if not last and progress.step % stage.checkpoint.every_steps == 0:
-            context.checkpoint()
-    return context.end("finished" if progress.step >= stage.num_steps else "stopped")
+        if not last and crossed(before, progress.step, stage.checkpoint.every_steps):
+            context.checkpoint(good=not parts.guards.alarmed)
+        context.control.synchronise()
+    outcome: Outcome = "finished" if progress.step >= stage.num_steps else "stopped"
+    return context.end(outcome, good=not parts.guards.alarmed)
+
+
+def _turn(context: StageContext, stage: RLStage, parts: RLParts, warned: set[str]) -> bool:
+    """One batch from prompts to verdicts; True when early stopping ends the stage."""
+    progress = context.progress
+    started = time.perf_counter()
+    batch = parts.pipeline.next_batch(
+        progress.batch + 1, progress.prompt_position, progress.policy_version, progress.smoothed_reward
+    )
+    _write_rollouts(context, stage, batch)
+    _warn_of_abstention(context, batch, warned)
+    values = batch_metrics(batch.groups) | train_on_batch(context, stage, parts, batch)
+    seconds = time.perf_counter() - started
+    sampled = sum(len(rollout.completion.token_ids) for group in batch.groups for rollout in group.rollouts)
+    values |= {f"time/{name}_s": spent for name, spent in batch.seconds.items()}
+    values |= {
+        "throughput/tokens_per_s": sampled / seconds,
+        "time/step_s": seconds,
+        "memory/rss_bytes": resident_bytes(),
+    }
+    if stage.advantage.smooth_rewards and batch.smoothed_reward is not None:
+        values["reward/smoothed"] = batch.smoothed_reward
+    context.metrics(progress.step, values)
+    return _judge(context, parts, values)
 
 
 def _write_rollouts(context: StageContext, stage: RLStage, batch: Batch) -> None:
     """Everything that may train a token is on disk before it does."""
     path, relative = context.rollout_path(batch.number)
+    kl = stage.kl.model_dump(mode="json", include={"weight", "estimator", "place"})
     about: dict[str, Any] = {
         "batch": batch.number,
         "stage": context.key,
         "policy_version": batch.policy_version,
-        "advantage": {"form": "grpo", "normalize_std": stage.normalize_std},
+        "advantage": {"form": stage.advantage.kind, **stage.advantage.model_dump(mode="json"), "kl": kl},
     }
     context.control.wait_until_allowed()
-    write_batch(path, batch.groups, about)
+    if context.writes:
+        write_batch(path, batch.groups, about)
     context.progress.batch = batch.number
     context.journal.append(
         "rollouts", stage=context.key, batch=batch.number, path=relative, num_groups=len(batch.groups),
@@ -93,33 +105,7 @@ def _warn_of_abstention(context: StageContext, batch: Batch, warned: set[str]) -
         if name not in warned and all(part.value is None for part in parts):
             warned.add(name)
             message = f"reward part {name} judged none of {len(parts)} completions: {parts[0].explanation}"
-            context.journal.append("warning", stage=context.key, message=message)
-            log.warning("%s", message)
-
-
-def _train(context: StageContext, stage: RLStage, parts: RLParts, batch: Batch) -> dict[str, float]:
-    """One optimizer step on the batch; a batch without any usable group steps without moving the weights."""
-    progress, learner = context.progress, parts.learner
-    started, started_boot = time.perf_counter(), boot_clock_s()
-    rows = train_rows(batch.groups, mask_truncated=stage.mask_truncated)
-    staleness = learner.policy_version - batch.policy_version
-    context.control.wait_until_allowed()
-    stats = learner.accumulate(rows, global_denominator(rows)) if rows else {}
-    context.control.wait_until_allowed()
-    result = learner.step()
-    parts.sampler.load_weights(learner.iter_full_weights(), learner.policy_version)
-    progress.step += 1
-    progress.policy_version = learner.policy_version
-    progress.prompt_position = batch.next_position
-    progress.num_tokens += sum(row.num_trained_tokens for row in rows)
-    context.trained(result.applied, started_boot, batches=[batch.number], dropped=dropped_groups(batch.groups))
-    return stats | {
-        "staleness/max": float(staleness),
-        "optimizer/gradient_norm": result.gradient_norm,
-        "optimizer/learning_rate": result.learning_rate,
-        "optimizer/skipped_steps": float(not result.applied),
-        "time/train_s": time.perf_counter() - started,
-    }
+            context.warn(message)
 
 
 def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> bool:
