@@ -92,9 +92,10 @@ def _tags(model: type[BaseModel]) -> list[str]:
 
 
 def children(model: type[BaseModel]) -> list[tuple[str, type[BaseModel]]]:
-    """Fields of `model` that hold one model of a fixed type."""
+    """Fields of `model` that hold a model, those of one fixed type first, then every form of a union."""
     fields = [(name, field.annotation) for name, field in model.model_fields.items()]
-    return [(name, kind) for name, kind in fields if is_model(kind)]
+    fixed = [(name, kind) for name, kind in fields if is_model(kind)]
+    return fixed + [(name, form) for name, kind in fields for form in union_members(kind).values()]
 
 
 def _field_named(message: str, model: type[BaseModel]) -> list[int | str]:

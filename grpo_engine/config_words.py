@@ -69,8 +69,28 @@ def _missing(ctx: dict[str, Any], place: Location) -> tuple[str, str]:
     return "is required", f"add {name}" + (f": {about}" if about else "")
 
 
+_MOVED: dict[str, Callable[[str], str]] = {
+    "clip_low": lambda value: f"loss: {{kind: clip, clip_low: {value}}}",
+    "clip_high": lambda value: f"loss: {{kind: clip, clip_high: {value}}}",
+    "normalize_std": lambda value: f"advantage: {{kind: {'dr_grpo' if value == 'false' else 'grpo'}}}",
+    "kl_weight": lambda value: f"kl: {{weight: {value}}}",
+    "track_kl": lambda value: f"kl: {{track: {value}}}",
+    "max_micro_batch_rows": lambda value: (
+        "memory: {max_micro_batch_tokens: 8192}; what bounds it now are tokens, since rows are packed without padding"
+    ),
+}
+"""Fields of a stage that earlier versions had -> what to write today, for the value given."""
+
+
+def _moved(name: str, place: Location) -> str:
+    is_stage = place.model is not None and "memory" in place.model.model_fields
+    return _MOVED[name](show(place.value)) if is_stage and name in _MOVED else ""
+
+
 def _extra(ctx: dict[str, Any], place: Location) -> tuple[str, str]:
     name = place.path.rpartition(".")[2]
+    if moved := _moved(name, place):
+        return "has moved", f"write {moved}"
     allowed = sorted(place.model.model_fields) if place.model is not None else []
     guess = _meant(name, place.model)
     hint = f"did you mean {guess}? " if guess else ""
@@ -122,6 +142,10 @@ def _pattern(ctx: dict[str, Any], place: Location) -> tuple[str, str]:
 _REMEDIES = {
     "hidden_size": "change hidden_size or num_heads so that each head has an even width",
     "buffer_tokens": "lower buffer_tokens or raise max_tokens",
+    "minibatches": "lower minibatches or raise prompts_per_step, so that each has a prompt",
+    "num_steps": "choose a num_steps that minibatches x epochs divides",
+    "correction": "set old_logprobs to trainer, or correction.kind to none",
+    "correction.level": "set kind to mask, or level to token or sequence",
     "sampling.temperature": "use a temperature above 0, such as 1.0",
     "data.source": "set data.source to reasoning_gym, or use the accuracy reward",
 }

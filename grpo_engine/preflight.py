@@ -19,6 +19,7 @@ from grpo_engine.checks.prompts import ReadStage, check_data
 from grpo_engine.checks.report import Report
 from grpo_engine.checks.rewards import check_rewards
 from grpo_engine.checks.tokenizer import LightTokenizer, stand_in_tokenizer
+from grpo_engine.checks.training import check_training
 from grpo_engine.config import RLStage, RunConfig
 from grpo_engine.config_errors import load_config
 from grpo_engine.errors import InvalidConfig, Problem
@@ -39,6 +40,7 @@ def check(config: RunConfig, custom_sources: Mapping[str, str], uncalled: Collec
         read = _check_data(config, index, tokenizer, shape, report)
         stages.append(read)
         if isinstance(stage, RLStage):
+            check_training(config, index, stage, report)
             check_rewards(stage, index, read, tokenizer, custom_sources, uncalled, report)
     if shape:
         _check_memory(config, shape, stages, report)
@@ -58,9 +60,6 @@ def _check_data(
 
 
 def _check_needs(config: RunConfig, report: Report) -> None:
-    if config.needs.num_ranks > 1:
-        message = "this version trains on one rank"
-        report.refuse("needs.num_ranks", config.needs.num_ranks, message, "set it to 1")
     if config.needs.device == "cuda" and not _NVIDIA.exists():
         message = "this machine has no NVIDIA driver"
         report.warn("needs.device", "cuda", message, "start a worker on a machine with a GPU, or set it to cpu")
@@ -72,7 +71,12 @@ def _check_memory(config: RunConfig, shape: ModelShape, stages: list[ReadStage |
     total, available = report.memory["total_bytes"], report.memory["available_bytes"]
     if config.needs.device == "cpu" and total > available:
         message = f"the run needs about {total / 1e9:.1f} GB, and this machine has {available / 1e9:.1f} GB free"
-        report.warn("model", config.model.source, message, "lower max_micro_batch_rows, or use a smaller model")
+        report.warn("model", config.model.source, message, _memory_remedy(config))
+
+
+def _memory_remedy(config: RunConfig) -> str:
+    ranks = "lower needs.num_ranks, " if config.needs.num_ranks > 1 else ""
+    return f"{ranks}lower memory.max_micro_batch_tokens, set memory.gradient_checkpointing, or use a smaller model"
 
 
 # ---------------------------------------------------------------- command line
@@ -115,6 +119,17 @@ def _read_reward(pair: str) -> tuple[str, str]:
     return name, Path(file).read_text(encoding="utf-8")
 
 
+def _memory_text(memory: Mapping[str, int]) -> str:
+    """The sum and what it sums, the largest first."""
+    total, available = memory["total_bytes"], memory["available_bytes"]
+    sums = ("total_bytes", "available_bytes", "rank_bytes")
+    uses = {name: size for name, size in memory.items() if name.endswith("_bytes") and name not in sums and size}
+    parts = sorted(uses.items(), key=lambda use: -use[1])
+    listed = ", ".join(f"{name.removesuffix('_bytes').replace('_', ' ')} {size / 1e9:.2f}" for name, size in parts)
+    ranks = f" on each of {memory['num_ranks']} ranks" if "num_ranks" in memory else ""
+    return f"memory   about {total / 1e9:.1f} GB of {available / 1e9:.1f} GB free; in GB{ranks}: {listed}"
+
+
 def _text(report: Report) -> str:
     lines = [f"problem  {problem}" for problem in report.problems]
     lines += [f"warning  {problem}" for problem in report.warnings]
@@ -127,8 +142,7 @@ def _text(report: Report) -> str:
         f"reward   {gold.part} of {gold.completion!r}: {gold.value}. {gold.explanation}" for gold in report.gold_rewards
     ]
     if report.memory:
-        total, available = report.memory["total_bytes"], report.memory["available_bytes"]
-        lines.append(f"memory   about {total / 1e9:.1f} GB of {available / 1e9:.1f} GB free")
+        lines.append(_memory_text(report.memory))
     count = len(report.problems)
     verdict = f"{count} problem{'s' if count > 1 else ''}" if count else "ready to run"
     return "\n".join([*lines, f"{verdict} ({report.seconds:g} s)"])

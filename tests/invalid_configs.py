@@ -86,6 +86,12 @@ def _text(name: str, word: str, text: str) -> Invalid:
 
 
 _RL, _REWARD, _DATA = "stages.0", "stages.0.rewards.0", "stages.0.data"
+_CLIP = {"kind": "clip"}
+MOVED: dict[str, Any] = {
+    "clip_low": 0.1, "clip_high": 0.28, "normalize_std": False, "kl_weight": 0.001, "track_kl": True,
+    "max_micro_batch_rows": 64,
+}  # fmt: skip
+"""Fields of a stage that earlier versions had."""
 _GYM = {"source": "reasoning_gym", "task": "chain_sum", "chat_template": False}
 
 SCHEMA = [
@@ -97,7 +103,59 @@ SCHEMA = [
     _by_schema(
         "rate NaN", f"{_RL}.optimizer.learning_rate", "finite", {f"{_RL}.optimizer.learning_rate": float("nan")}
     ),
-    _by_schema("clip infinite", f"{_RL}.clip_high", "finite", {f"{_RL}.clip_high": float("inf")}),
+    _by_schema(
+        "clip infinite", f"{_RL}.loss.clip_high", "finite", {f"{_RL}.loss": {"clip_high": float("inf")} | _CLIP}
+    ),
+    *(
+        _by_schema(f"{name} moved", f"{_RL}.{name}", "has moved", {f"{_RL}.{name}": value})
+        for name, value in MOVED.items()
+    ),
+    _by_schema("unknown advantage", f"{_RL}.advantage.kind", "not known", {f"{_RL}.advantage": {"kind": "ppo"}}),
+    _by_schema("unknown loss", f"{_RL}.loss.kind", "not known", {f"{_RL}.loss": {"kind": "gsop"}}),
+    _by_schema("loss kind missing", f"{_RL}.loss.kind", "required", {f"{_RL}.loss": {"clip_high": 0.28}}),
+    _by_schema(
+        "lambda of another form",
+        f"{_RL}.advantage.gae_lambda",
+        "not a field",
+        {f"{_RL}.advantage": {"kind": "grpo", "gae_lambda": 0.9}},
+    ),
+    _by_schema(
+        "lambda above 1",
+        f"{_RL}.advantage.gae_lambda",
+        "at most 1",
+        {f"{_RL}.advantage": {"kind": "gae", "gae_lambda": 1.5}},
+    ),
+    _by_schema("dual clip below 1", f"{_RL}.loss.dual_clip", "above 1", {f"{_RL}.loss": {"dual_clip": 0.5} | _CLIP}),
+    _by_schema("unknown estimator", f"{_RL}.kl.estimator", "not a choice", {f"{_RL}.kl.estimator": "k4"}),
+    _by_schema("no tokens by entropy", f"{_RL}.entropy.top_share", "above 0", {f"{_RL}.entropy.top_share": 0}),
+    _by_schema(
+        "minibatches above prompts",
+        f"{_RL}.minibatches",
+        "exceed",
+        {f"{_RL}.minibatches": 4, f"{_RL}.prompts_per_step": 2},
+    ),
+    _by_schema(
+        "steps that end within a batch",
+        f"{_RL}.num_steps",
+        "multiple",
+        {f"{_RL}.minibatches": 3, f"{_RL}.num_steps": 10},
+    ),
+    _by_schema(
+        "difference counted twice",
+        f"{_RL}.correction",
+        "second time",
+        {f"{_RL}.correction.kind": "mask", f"{_RL}.old_logprobs": "sampler"},
+    ),
+    _by_schema(
+        "geometric mean truncated",
+        f"{_RL}.correction.level",
+        "only decides",
+        {f"{_RL}.correction": {"kind": "truncate", "level": "geometric"}},
+    ),
+    _by_schema("KL limit 0", f"{_RL}.guards.max_kl", "above 0", {f"{_RL}.guards.max_kl": 0}),
+    _by_schema("unknown adapter", "adapter.kind", "not known", {"adapter": {"kind": "qlora"}}),
+    _by_schema("adapter of rank 0", "adapter.rank", "at least 1", {"adapter": {"kind": "lora", "rank": 0}}),
+    _by_schema("unknown self-test mode", "self_test", "not a choice", {"self_test": "maybe"}),
     _by_schema("weight NaN", f"{_REWARD}.weight", "finite", {f"{_REWARD}.weight": float("nan")}),
     _by_schema("unknown reward", f"{_REWARD}.kind", "not known", {f"{_REWARD}.kind": "acuracy"}),
     _by_schema(
@@ -179,7 +237,18 @@ PREFLIGHT = [
         "not 1",
         {**_file("words.jsonl"), f"{_REWARD}.extract": "last_number"},
     ),
-    _by_preflight("two ranks", "needs.num_ranks", "one rank", {"needs.num_ranks": 2}),
+    _by_preflight(
+        "critic alone to the end",
+        f"{_RL}.advantage.value.warmup_steps",
+        "the policy never",
+        {f"{_RL}.advantage": {"kind": "gae", "value": {"warmup_steps": 100}}},
+    ),
+    _by_preflight(
+        "more ranks than completions",
+        "needs.num_ranks",
+        "fewer than the ranks",
+        {"needs.num_ranks": 9, f"{_RL}.prompts_per_step": 2, f"{_RL}.group_size": 4},
+    ),
 ]
 
 CASES = [*SCHEMA, *PREFLIGHT]

@@ -40,7 +40,7 @@ def config(**changes: Any) -> RunConfig:
     """The demo's shape, made small."""
     rl = {
         "kind": "rl", "data": {"source": "addition", "num_digits": 3}, "num_steps": RL_STEPS, "prompts_per_step": 4,
-        "group_size": 4, "sampling": {"max_new_tokens": 64}, "kl_weight": 0.001,
+        "group_size": 4, "sampling": {"max_new_tokens": 64}, "kl": {"weight": 0.001},
         "checkpoint": {"every_steps": CHECKPOINT_EVERY},
         "early_stopping": {"mode": "stop", "warmup_steps": 10, "patience": 5},
         "rewards": [

@@ -26,7 +26,8 @@ REASONS = {
     "reward_error": ("A reward function broke", "Correct the function, register it again and clone the run."),
     "out_of_memory": (
         "Out of memory",
-        "Lower max_micro_batch_rows, max_new_tokens or group_size; then clone or resume.",
+        "Lower memory.max_micro_batch_tokens or sampling.max_new_tokens, or set memory.gradient_checkpointing; then "
+        "clone or resume.",
     ),
     "storage_full": ("The disk is full", "Free space below COHORT_HOME; then clone the run from its last checkpoint."),
     "non_finite": ("Loss or gradient stayed non-finite", "Lower the learning rate or raise the precision."),

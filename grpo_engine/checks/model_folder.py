@@ -30,6 +30,7 @@ class ModelShape:
     head_size: int
     vocabulary_size: int
     max_context_tokens: int
+    num_heads: int
 
 
 def inspect_model(config: ModelConfig, report: Report) -> tuple[ModelShape | None, LightTokenizer | None]:
@@ -60,6 +61,7 @@ def _tiny_shape(config: TinyLlamaModel, vocabulary_size: int) -> ModelShape:
         head_size=h // config.num_heads,
         vocabulary_size=vocabulary_size,
         max_context_tokens=config.max_context_tokens,
+        num_heads=config.num_heads,
     )
 
 
@@ -121,6 +123,7 @@ def _shape_of(config: Mapping[str, Any], num_parameters: int, folder: Path) -> M
         head_size=int(config.get("head_dim") or hidden // heads),
         vocabulary_size=int(config["vocab_size"]),
         max_context_tokens=_context(config, folder),
+        num_heads=heads,
     )
 
 

@@ -171,7 +171,7 @@ class EntropyCollapse:
             "The policy has collapsed to one answer",
             f"Entropy is {entropy:.2g} nats; it began at {first:.2g}, and the floor is "
             f"{min(self._floor_nats, self._floor_share * first):.2g}.",
-            "Go back to an earlier checkpoint with a lower learning rate, a higher clip_high or a kl_weight above 0.",
+            "Go back to an earlier checkpoint with a lower learning rate, a higher clip_high or a kl.weight above 0.",
         )
 
 

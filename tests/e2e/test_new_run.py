@@ -43,14 +43,14 @@ def test_a_wrong_field_is_named_where_it_stands_and_the_input_is_kept(page: Page
     watcher.expected.append("status of 422")
     page.goto(f"{web.url}/runs/new?preset=demo")
     page.locator("[name='stages.1.group_size']").fill("1")
-    page.locator("[name='stages.1.kl_weight']").fill("much")
+    page.locator("[name='stages.1.kl.weight']").fill("much")
     page.get_by_role("button", name="Launch the run").click()
     wrong = page.locator("[name='stages.1.group_size']")
     expect(wrong).to_have_value("1")
     expect(wrong).to_have_attribute("aria-invalid", "true")
     described = wrong.get_attribute("aria-describedby") or ""
     expect(page.locator(f"[id='{described.split()[-1]}']")).to_contain_text("2")
-    expect(page.locator("[name='stages.1.kl_weight']")).to_have_value("much")
+    expect(page.locator("[name='stages.1.kl.weight']")).to_have_value("much")
     expect(page.get_by_role("alert").first).to_contain_text("stages.1.group_size")
 
 

@@ -13,8 +13,16 @@ from tests.callers import browser
 from tests.invalid_configs import CASES, Invalid, write_files
 from tests.typed import Typed
 
-NAMES = ("group size 1", "misspelt field", "rate NaN", "unknown reward", "buffer above max")
-CHECKED = ("model path missing", "no such column", "empty dataset", "prompt too long", "two ranks")
+NAMES = (
+    "group size 1", "misspelt field", "rate NaN", "unknown reward", "buffer above max", "clip_high moved",
+    "normalize_std moved", "kl_weight moved", "max_micro_batch_rows moved", "unknown advantage", "lambda above 1",
+    "dual clip below 1", "minibatches above prompts", "steps that end within a batch", "difference counted twice",
+    "geometric mean truncated", "adapter of rank 0",
+)  # fmt: skip
+CHECKED = (
+    "model path missing", "no such column", "empty dataset", "prompt too long", "critic alone to the end",
+    "more ranks than completions",
+)  # fmt: skip
 
 
 def chosen(names: tuple[str, ...]) -> list[Invalid]:

@@ -38,7 +38,7 @@ def test_an_invalid_config_names_field_value_and_remedy(case: Invalid, tmp_path:
     ("changes", "value"),
     [
         ({"stages.0.group_size": 1}, "1"),
-        ({"stages.0.clip_low": float("nan")}, "NaN"),
+        ({"stages.0.loss": {"kind": "clip", "clip_low": float("nan")}}, "NaN"),
         ({"name": None}, "null"),
         ({"name": "x" * 999}, "x" * 199 + "…"),
         ({"model": {"source": "folder"}}, "(missing)"),
@@ -62,7 +62,16 @@ def test_the_offending_value_is_shown(changes: dict[str, Any], value: str) -> No
         ({"stages.0.rewards.0.kind": "formt"}, "accuracy, format, length, gym, custom"),
         ({"model": {}}, "folder, tiny_llama"),
         ({"stages.0.group_size": 1}, "the default is 16"),
-        ({"nonsense": 1}, "allowed: deterministic, dtype"),
+        ({"nonsense": 1}, "allowed: adapter, deterministic, dtype"),
+        ({"stages.0.gae_lambda": 0.9}, "did you mean advantage.gae_lambda?"),
+        ({"stages.0.dual_clip": 3}, "did you mean loss.dual_clip?"),
+        ({"stages.0.clip_high": 0.28}, "write loss: {kind: clip, clip_high: 0.28}"),
+        ({"stages.0.clip_low": 0.1}, "write loss: {kind: clip, clip_low: 0.1}"),
+        ({"stages.0.normalize_std": False}, "write advantage: {kind: dr_grpo}"),
+        ({"stages.0.normalize_std": True}, "write advantage: {kind: grpo}"),
+        ({"stages.0.kl_weight": 0.001}, "write kl: {weight: 0.001}"),
+        ({"stages.0.track_kl": False}, "write kl: {track: false}"),
+        ({"stages.0.max_micro_batch_rows": 8}, "write memory: {max_micro_batch_tokens: 8192}"),
     ],
 )
 def test_the_remedy_says_what_would_do(changes: dict[str, Any], remedy: str) -> None:

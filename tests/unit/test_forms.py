@@ -71,8 +71,8 @@ def test_an_error_is_shown_at_its_field_and_opens_its_section() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("abc", "abc"), ("1e-3", 1e-3), ("7", 7), ("−3", -3)])
 def test_text_that_is_no_number_stays_text_so_that_the_schema_names_it(text: str, value: object) -> None:
-    fields = posted(FORM.build(CONFIG)) | {"stages.1.kl_weight": text}
-    assert FORM.parse(fields)["stages"][1]["kl_weight"] == value
+    fields = posted(FORM.build(CONFIG)) | {"stages.1.kl.weight": text}
+    assert FORM.parse(fields)["stages"][1]["kl"]["weight"] == value
 
 
 def test_an_emptied_field_takes_its_default_and_a_nullable_one_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,10 @@ def test_a_custom_reward_that_may_not_be_called_is_a_warning() -> None:
             "stages.0.rewards.0.max_tokens",
         ),
         ({"needs.device": "cuda"}, "needs.device"),
+        ({"stages.0.advantage": {"kind": "rloo", "smooth_rewards": True}}, "stages.0.advantage.smooth_rewards"),
+        ({"stages.0.kl.track": False}, "stages.0.guards.max_kl"),
+        ({"stages.0.kl": {"place": "reward", "unbiased": True, "weight": 0.1}}, "stages.0.kl.unbiased"),
+        ({"stages.0.loss": {"kind": "gspo", "normalizer": "tokens"}}, "stages.0.loss.normalizer"),
         ({"model.hidden_size": 4096, "model.num_layers": 64, "model.intermediate_size": 65536}, "model"),
     ],
 )
@@ -148,6 +153,13 @@ def test_the_command_speaks_to_people_too() -> None:
     done = command("configs/demo.yaml")
     assert done.returncode == 0
     assert "ready to run" in done.stdout
+    assert re.search(r"memory   about \d.* GB free; in GB: base 0\.60, .*activations \d", done.stdout)
+
+
+def test_two_ranks_are_checked_and_counted() -> None:
+    found = report({"needs.num_ranks": 2})
+    assert found.problems == []
+    assert found.memory["total_bytes"] == 2 * found.memory["rank_bytes"]
 
 
 def test_a_whole_check_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
