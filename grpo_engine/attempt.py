@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_engine.config import RunConfig
-from grpo_engine.control import Control
+from grpo_engine.control import SharedControl
 from grpo_engine.errors import CheckpointInvalid, InvalidConfig, Problem
 from grpo_engine.events import Journal
 from grpo_engine.manifest import Manifest, verify
+from grpo_engine.protocols import Communicator
 from grpo_engine.training.checkpoint import load_progress
 from grpo_engine.types import StageProgress
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What one attempt carries from stage to stage."""
+    """What one attempt carries from stage to stage, on one rank."""
 
     config: RunConfig
     folder: Path
@@ -27,7 +28,8 @@ class Attempt:
     """The checkpoint is another run's: its config differs, and this run is judged afresh."""
     custom_sources: Mapping[str, str]
     """Custom reward name -> source text."""
-    control: Control
+    control: SharedControl
+    communicator: Communicator
     journal: Journal
     parent: str | None = None
     """Checkpoint before the next one to be written, as a path."""
@@ -40,10 +42,6 @@ def starting_progress(attempt: Attempt) -> StageProgress:
     """Where training begins: the first stage, or the place of the verified checkpoint.
 
     Raises InvalidConfig when the config does not fit, CheckpointInvalid when the checkpoint cannot be used."""
-    if attempt.config.needs.num_ranks > 1:
-        asked = str(attempt.config.needs.num_ranks)
-        problem = Problem("needs.num_ranks", asked, "this version trains on one rank", "set needs.num_ranks to 1")
-        raise InvalidConfig([problem])
     if attempt.resume is None:
         return StageProgress(stage_index=0)
     manifest = verify(attempt.resume)
@@ -66,4 +64,4 @@ def _forked_progress(config: RunConfig, manifest: Manifest, progress: StageProgr
         message, remedy = f"the checkpoint lies in stage {manifest.stage}", "keep the kinds of the stages up to it"
         raise InvalidConfig([Problem(f"stages.{index}", found, message, remedy)])
     done = progress.step >= config.stages[index].num_steps
-    return replace(progress, early_stopping={}, detectors={}, done=done)
+    return replace(progress, early_stopping={}, detectors={}, guards={}, smoothed_reward=None, done=done)
