@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from grpo_engine.config import SamplingConfig
+from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.shares import contiguous_share
 from grpo_engine.protocols import Communicator, PromptSource, Sampler, Scorer, ValueScorer
 from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout, SampleRequest, TrainRow
@@ -61,11 +62,22 @@ class SynchronousPipeline:
         """Consumes prompts at `position`; waits for the other ranks; produces a scored batch. Collective."""
         prompts = self.source.take(position, self.prompts_per_step)
         places = contiguous_share(len(prompts), self.communicator.rank, self.communicator.world_size)
-        mine, seconds = self._sample_groups(number, places, [prompts[place] for place in places])
-        gathered = self.communicator.gather((mine, seconds))
-        groups, smoothed = self.assign([group for part, _ in gathered for group in part], smoothed)
-        slowest = {name: max(times[name] for _, times in gathered) for name in seconds}
+        mine, seconds, broken = self._own_share(number, places, [prompts[place] for place in places])
+        gathered = self.communicator.gather((mine, seconds, broken))
+        if fault := next((fault for *_, fault in gathered if fault is not None), None):
+            raise NonFinite(fault)
+        groups, smoothed = self.assign([group for part, *_ in gathered for group in part], smoothed)
+        slowest = {name: max(times.get(name, 0.0) for _, times, _ in gathered) for name in seconds}
         return Batch(number, groups, position + len(prompts), policy_version, smoothed, slowest)
+
+    def _own_share(
+        self, number: int, places: Sequence[int], prompts: Sequence[Prompt]
+    ) -> tuple[list[Group], dict[str, float], str | None]:
+        """As `_sample_groups`; numbers that are not finite are told to all ranks, so that all of them raise."""
+        try:
+            return *self._sample_groups(number, places, prompts), None
+        except NonFinite as error:
+            return [], {}, str(error)
 
     def _sample_groups(
         self, number: int, places: Sequence[int], prompts: Sequence[Prompt]

@@ -1,5 +1,11 @@
+from dataclasses import replace
+
+import pytest
+
+from grpo_engine.communicator import SingleRank
 from grpo_engine.config import SamplingConfig
-from grpo_engine.pipeline.synchronous import SynchronousPipeline, train_rows
+from grpo_engine.errors import NonFinite
+from grpo_engine.pipeline.synchronous import SynchronousPipeline, num_judged, train_rows
 from grpo_engine.stages.measure import batch_metrics, dropped_groups
 from grpo_engine.types import Completion, Prompt, RewardPart
 
@@ -31,18 +37,43 @@ class Echo:
         pass
 
 
-def build(reward, group_size=4, **changes):
+def assign(groups, smoothed, *, keep_constant=False):
+    """Rewards minus their mean; the number of batches as the smoothed reward."""
+    return [_assigned(group, keep_constant) for group in groups], (smoothed or 0) + 1
+
+
+def _assigned(group, keep_constant):
+    known = [r.reward for r in group.rollouts if r.reward is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    rollouts = [replace(r, advantage=0.0 if r.reward is None else r.reward - mean) for r in group.rollouts]
+    constant = not keep_constant and all(r.advantage == 0 for r in rollouts)
+    dropped = "all_abstained" if not known else "zero_variance" if constant else None
+    return replace(group, rollouts=rollouts, dropped=dropped)
+
+
+def build(reward, group_size=4, keep_constant=False, communicator=None, **changes):
     def score(prompts, completions):
         return [[RewardPart("r", reward(c), 1.0)] for c in completions]
 
-    def advantages(rewards):
-        known = [r for r in rewards if r is not None]
-        return [0.0 if r is None else r - sum(known) / len(known) for r in rewards]
-
-    parts = {"reference": None, "sampling": SamplingConfig(), "prompts_per_step": 3, "stream": (7, 1), **changes}
+    parts = {"reference": None, "critic": None, "sampling": SamplingConfig(), "prompts_per_step": 3, "stream": (7, 1)}
     return SynchronousPipeline(
-        Counting(), Echo(), score, lambda p: p[0].value, advantages, group_size=group_size, **parts
-    )
+        Counting(), Echo(), score, lambda p: p[0].value,
+        lambda groups, smoothed: assign(groups, smoothed, keep_constant=keep_constant),
+        communicator=communicator or SingleRank(), group_size=group_size, **(parts | changes),
+    )  # fmt: skip
+
+
+class OneOfTwo:
+    """Rank `rank` of two; the other rank's values are those it was given before."""
+
+    world_size = 2
+
+    def __init__(self, rank, other=None):
+        self.rank, self.other, self.sent = rank, other, None
+
+    def gather(self, value):
+        self.sent = value
+        return [value, self.other] if self.rank == 0 else [self.other, value]
 
 
 def test_completions_stay_with_their_prompt():
@@ -68,12 +99,12 @@ def test_groups_without_variance_are_dropped_with_their_reason():
 
 
 def test_groups_without_variance_are_kept_for_a_kl_term():
-    batch = build(lambda c: 1.0, keep_constant_groups=True).next_batch(1, 0, 0)
+    batch = build(lambda c: 1.0, keep_constant=True).next_batch(1, 0, 0)
     assert len(train_rows(batch.groups, mask_truncated=False)) == 12
 
 
 def test_a_group_that_nobody_judged_never_trains():
-    batch = build(lambda c: None, keep_constant_groups=True).next_batch(1, 0, 0)
+    batch = build(lambda c: None, keep_constant=True).next_batch(1, 0, 0)
     assert dropped_groups(batch.groups) == {"all_abstained": 3}
     assert "reward/mean" not in batch_metrics(batch.groups)
 
@@ -98,3 +129,40 @@ def test_batch_metrics_are_means_over_all_completions():
     assert values["groups/zero_variance_share"] == 0
     assert values["groups/trained"] == 3
     assert values["advantage/abs_mean"] == 1.0
+
+
+def test_two_ranks_make_the_batch_of_one():
+    alone = build(lambda c: float(c.token_ids[1])).next_batch(12, 5, 3, smoothed=1.0)
+    second = OneOfTwo(1, other=([], dict.fromkeys(("rollout", "reward", "reference"), 9.0), None))
+    build(lambda c: float(c.token_ids[1]), communicator=second).next_batch(12, 5, 3)
+    first = OneOfTwo(0, other=second.sent)
+    both = build(lambda c: float(c.token_ids[1]), communicator=first).next_batch(12, 5, 3, smoothed=1.0)
+    assert len(second.sent[0]) == 1  # of three groups
+    assert both.groups == alone.groups
+    assert both.smoothed_reward == alone.smoothed_reward == 2.0
+
+
+def test_a_rank_without_prompts_takes_part_all_the_same():
+    idle = OneOfTwo(1, other=([], {}, None))
+    batch = build(lambda c: 1.0, communicator=idle, prompts_per_step=1).next_batch(1, 0, 0)
+    assert batch.groups == []
+    assert idle.sent[0] == []
+
+
+def test_numbers_that_are_not_finite_on_one_rank_end_the_batch_on_all():
+    healthy = OneOfTwo(0, other=([], dict.fromkeys(("rollout", "reward", "reference"), 0.0), "logits are NaN"))
+    with pytest.raises(NonFinite, match="logits are NaN"):
+        build(lambda c: 1.0, communicator=healthy).next_batch(1, 0, 0)
+
+
+def test_the_ratio_may_be_taken_against_the_sampler():
+    batch = build(lambda c: float(c.token_ids[1])).next_batch(1, 0, 0)
+    assert {row.old_logprobs is None for row in train_rows(batch.groups, mask_truncated=False)} == {True}
+    rows = train_rows(batch.groups, mask_truncated=False, old_from_sampler=True)
+    assert all(row.old_logprobs == row.rollout_logprobs for row in rows)
+
+
+def test_dropped_and_truncated_completions_count_among_the_judged():
+    batch = build(lambda c: None if c.token_ids[1] == 0 else 1.0).next_batch(1, 0, 0)
+    assert train_rows(batch.groups, mask_truncated=True) == []
+    assert num_judged(batch.groups) == 9
