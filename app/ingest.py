@@ -27,6 +27,7 @@ from app.models import (
     Point,
     RolloutBatch,
     Run,
+    SelfTestRow,
     Series,
     utc_now,
 )
@@ -38,6 +39,8 @@ from grpo_engine.events import JOURNAL_NAME, AnyEvent, parse_line
 PointKey = tuple[str, str, int]
 """Stage, metric, step."""
 MAX_SHOWN_CHARACTERS = 500
+MAX_NAME = 100
+"""Characters of a self-test's name."""
 
 
 def ingest_attempt(db: Database, attempt_id: uuid.UUID, folder: Path, *, max_events: int = 1000) -> int:
@@ -88,6 +91,7 @@ def _store(session: Session, run: Run, attempt: Attempt, journal: Sequence[AnyEv
     _insert_points(session, attempt, journal)
     _store_rollouts(session, attempt, journal)
     _store_evaluations(session, attempt, journal)
+    _store_self_tests(session, attempt, journal)
     _count_repeated_steps(session, attempt, journal)
     for event in journal:
         match event:
@@ -199,6 +203,16 @@ def _store_evaluations(session: Session, attempt: Attempt, journal: Sequence[Any
         if isinstance(event, events.Evaluation)
     ]
     _insert(session, EvaluationResult, rows)
+
+
+def _store_self_tests(session: Session, attempt: Attempt, journal: Sequence[AnyEvent]) -> None:
+    rows = [
+        {"attempt_id": attempt.id, "seq": event.seq, "stage": event.stage or "", "at": event.time}
+        | {"name": event.name[:MAX_NAME], "passed": event.passed, "detail": event.detail}
+        for event in journal
+        if isinstance(event, events.SelfTest)
+    ]
+    _insert(session, SelfTestRow, rows)
 
 
 def _store_checkpoint(session: Session, run: Run, attempt: Attempt, event: events.CheckpointSaved) -> None:

@@ -59,15 +59,15 @@ def config(**changes: Any) -> RunConfig:
 
 def finished_run(database: Database, settings: Settings, **changes: Any) -> Run:
     """Completed by its second attempt."""
-    run_id = _queued(database, **changes)
-    first = _claimed(database)
+    run_id = queued(database, **changes)
+    first = claimed(database)
     with AttemptWriter(database, settings, first) as writer:
         writer.started(0, 0)
         writer.supervised(1, SFT_STEPS)
         writer.reinforced(1, LOST_AFTER)
     with database.write() as session:
         lose_attempt(session, first.id, actor="reaper", message="its worker stopped beating")
-    second = _claimed(database)
+    second = claimed(database)
     with AttemptWriter(database, settings, second) as writer:
         writer.started(1, CHECKPOINT_EVERY)
         writer.reinforced(CHECKPOINT_EVERY + 1, RL_STEPS)
@@ -82,8 +82,8 @@ def finished_run(database: Database, settings: Settings, **changes: Any) -> Run:
 
 def running_run(database: Database, settings: Settings, **changes: Any) -> Run:
     """In its RL stage, held by an online worker."""
-    run_id = _queued(database, **{"name": "still learning", **changes})
-    with AttemptWriter(database, settings, _claimed(database)) as writer:
+    run_id = queued(database, **{"name": "still learning", **changes})
+    with AttemptWriter(database, settings, claimed(database)) as writer:
         writer.started(0, 0)
         writer.supervised(1, SFT_STEPS)
         writer.reinforced(1, RUNNING_AT)
@@ -92,8 +92,8 @@ def running_run(database: Database, settings: Settings, **changes: Any) -> Run:
 
 def failed_run(database: Database, settings: Settings, **changes: Any) -> Run:
     """Out of memory in its first RL step."""
-    run_id = _queued(database, **{"name": "too large", **changes})
-    attempt = _claimed(database)
+    run_id = queued(database, **{"name": "too large", **changes})
+    attempt = claimed(database)
     trace = 'Traceback (most recent call last):\n  File "learner.py", line 97\ntorch.OutOfMemoryError: no memory'
     end: dict[str, Any] = {"reason": "out_of_memory", "message": "the device has no memory left"}
     with AttemptWriter(database, settings, attempt) as writer:
@@ -108,7 +108,7 @@ def failed_run(database: Database, settings: Settings, **changes: Any) -> Run:
 
 
 # ---------------------------------------------------------------- rows
-def _queued(database: Database, **changes: Any) -> Any:
+def queued(database: Database, **changes: Any) -> Any:
     with database.write() as session:
         return create_run(session, ensure_first_user(session), config(**changes)).id
 
@@ -133,7 +133,7 @@ def worker(database: Database, name: str = "seed") -> Worker:
     return row
 
 
-def _claimed(database: Database) -> Attempt:
+def claimed(database: Database) -> Attempt:
     worker_id = worker(database).id
     with database.write() as session:
         attempt = claim(session, worker_id, ["cpu:0"], ["cpu"])
@@ -182,9 +182,20 @@ class AttemptWriter:
         while ingest_attempt(self.database, self.attempt.id, self.folder):
             pass
 
+    def tested(self, stage: str, ratio: str = "") -> None:
+        """The self-test of a stage; `ratio`: what the on-policy ratio is when it is wrong."""
+        tokens = {"end_tokens": "a completion ends at <eos>", "special_tokens": "3 special tokens, each read back"}
+        training = {"gradient_invariance": "the same within 2e-7 in 1, 2 and 4 micro-batches"}
+        for name, detail in tokens.items() if stage == "0-sft" else (tokens | training).items():
+            self.journal.append("self_test", stage=stage, name=name, passed=True, detail=detail)
+        if stage == "1-rl":
+            detail = f"mean ratio {ratio or '1'}; it must be 1"
+            self.journal.append("self_test", stage=stage, name="on_policy_ratio", passed=not ratio, detail=detail)
+
     def supervised(self, first: int, last: int) -> None:
         stage = "0-sft"
         self.journal.append("stage_started", stage=stage, step=first - 1, num_steps=SFT_STEPS)
+        self.tested(stage)
         for step in range(first, last + 1):
             values = {"loss": 3.0 * math.exp(-step / 12), "sft/token_accuracy": 1 - 0.8 * math.exp(-step / 12)}
             self.journal.metrics(step, values | shared_values(step), stage=stage)
@@ -195,6 +206,7 @@ class AttemptWriter:
     def reinforced(self, first: int, last: int) -> None:
         stage = "1-rl"
         self.journal.append("stage_started", stage=stage, step=first - 1, num_steps=RL_STEPS)
+        self.tested(stage)
         if first == 1:
             self._evaluated(stage, 0)
         for step in range(first, last + 1):

@@ -10,6 +10,7 @@ from app.models.records import (
     JournalEvent,
     Point,
     RolloutBatch,
+    SelfTestRow,
     Series,
 )
 from app.models.runs import Attempt, Run, Transition
@@ -31,6 +32,7 @@ __all__ = [
     "RewardSource",
     "RolloutBatch",
     "Run",
+    "SelfTestRow",
     "Series",
     "Transition",
     "User",

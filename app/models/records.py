@@ -1,4 +1,4 @@
-"""What a journal told: events, metric points, rollout batches, evaluations, checkpoints, findings.
+"""What a journal told: events, metric points, rollout batches, evaluations, self-tests, checkpoints, findings.
 
 All are keyed by attempt and journal sequence, so ingesting a line twice changes nothing.
 """
@@ -81,6 +81,20 @@ class EvaluationResult(Base):
     benchmark: Mapped[str] = mapped_column(String(200))
     num_prompts: Mapped[int]
     metrics: Mapped[dict[str, Any]]
+
+
+class SelfTestRow(Base):
+    """One check before a stage's training."""
+
+    __tablename__ = "self_tests"
+
+    attempt_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    stage: Mapped[str] = mapped_column(String(40))
+    name: Mapped[str] = mapped_column(String(100))
+    passed: Mapped[bool]
+    detail: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime]
 
 
 class Checkpoint(WithId, Base):

@@ -22,8 +22,11 @@ from app.runs.schemas import (
     RunIn,
     RunOut,
     RunsOut,
+    SelfTestOut,
+    SelfTestsOut,
     TransitionsOut,
 )
+from app.runs.self_tests import list_self_tests
 from app.security import Reader, Runner
 from app.sessions import AppDatabase, AppStore, ReadSession, WriteSession
 from grpo_engine.config import RunConfig
@@ -153,3 +156,11 @@ def list_evaluations(_: Reader, run: RunRef, session: ReadSession) -> dict[str, 
     rows = service.list_evaluations(session, service.get_run(session, run))
     fields = ("stage", "step", "benchmark", "num_prompts", "metrics")
     return {"items": [EvaluationOut(attempt=n, **{name: getattr(row, name) for name in fields}) for row, n in rows]}
+
+
+@router.get("/{run}/self-tests", response_model=SelfTestsOut)
+def list_run_self_tests(_: Reader, run: RunRef, session: ReadSession) -> dict[str, Any]:
+    """What the engine checked before each stage of training, in the order of training."""
+    fields = ("stage", "name", "passed", "detail", "at")
+    views = list_self_tests(session, service.get_run(session, run))
+    return {"items": [SelfTestOut(attempt=v.attempt, **{name: getattr(v.row, name) for name in fields}) for v in views]}

@@ -19,6 +19,7 @@ from app.models import (
     Point,
     RolloutBatch,
     Run,
+    SelfTestRow,
     Series,
     Transition,
 )
@@ -53,7 +54,7 @@ def delete_run(session: Session, run: Run) -> None:
     attempts = select(Attempt.id).where(Attempt.run_id == run.id)
     series = select(Series.id).where(Series.attempt_id.in_(attempts))
     session.execute(delete(Point).where(Point.series_id.in_(series)))
-    by_attempt: Sequence[Any] = (Series, JournalEvent, RolloutBatch, EvaluationResult)
+    by_attempt: Sequence[Any] = (Series, JournalEvent, RolloutBatch, EvaluationResult, SelfTestRow)
     for table in by_attempt:
         session.execute(delete(table).where(table.attempt_id.in_(attempts)))
     by_run: Sequence[Any] = (Checkpoint, FindingRow, Transition, Attempt)

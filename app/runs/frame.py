@@ -31,6 +31,14 @@ REASONS = {
     ),
     "storage_full": ("The disk is full", "Free space below COHORT_HOME; then clone the run from its last checkpoint."),
     "non_finite": ("Loss or gradient stayed non-finite", "Lower the learning rate or raise the precision."),
+    "diverged": (
+        "Training diverged",
+        "Start from the last good checkpoint with a lower learning rate, a larger batch or a kl.weight above 0.",
+    ),
+    "self_test_failed": (
+        "The self-test failed",
+        "Correct what it names; set self_test to warn only when you know why a check does not hold.",
+    ),
     "checkpoint_invalid": ("A checkpoint is damaged", "Start from an older checkpoint."),
     "worker_lost": (
         "The worker was lost too often",

@@ -157,6 +157,19 @@ class EvaluationsOut(BaseModel):
     items: list[EvaluationOut]
 
 
+class SelfTestOut(BaseModel):
+    attempt: int
+    stage: str
+    name: str
+    passed: bool
+    detail: str
+    at: datetime
+
+
+class SelfTestsOut(BaseModel):
+    items: list[SelfTestOut]
+
+
 class LogOut(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 

@@ -21,6 +21,7 @@ from app.rollouts import service as rollouts
 from app.rollouts.batches import BatchView, batch_view
 from app.rollouts.views import Segment, segments
 from app.runs import service
+from app.runs.self_tests import SelfTestCard, self_test_card
 from app.runs.states import TERMINAL_STATES
 
 MODE_WORDS = {"off": "off", "observe": "observes only", "stop": "may stop the run"}
@@ -85,6 +86,7 @@ class Samples:
 @dataclass(frozen=True)
 class Side:
     early_stopping: EarlyStoppingView | None
+    self_test: SelfTestCard
     findings: list[FindingLine]
     num_open: int
     samples: Samples | None
@@ -95,7 +97,11 @@ def build_side(session: Session, store: ArtifactStore, run: Run, *, can_run: boo
     num_open = sum(line.state == "open" for line in found)
     shown = sorted(found, key=lambda line: line.state != "open")[:MAX_FINDINGS]
     return Side(
-        early_stopping_view(session, run, can_run=can_run), shown, num_open, best_and_worst(session, store, run)
+        early_stopping_view(session, run, can_run=can_run),
+        self_test_card(session, run),
+        shown,
+        num_open,
+        best_and_worst(session, store, run),
     )
 
 

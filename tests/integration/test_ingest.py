@@ -24,6 +24,7 @@ from app.models import (
     Point,
     RolloutBatch,
     Run,
+    SelfTestRow,
     Series,
 )
 from grpo_engine.events import Journal
@@ -238,3 +239,18 @@ def test_ingestion_keeps_up_with_5000_values_a_second(db: Database, tmp_path: Pa
     ingest_all(db, attempt, tmp_path / "a")
 
     assert 10_000 / (time.process_time() - begun) > 5_000
+
+
+def test_self_tests_are_kept_with_their_detail(db: Database, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a")
+    journal.append("self_test", stage=RL, name="end_tokens", passed=True, detail="ends at <eos>")
+    journal.append("self_test", stage=RL, name="on_policy_ratio", passed=False, detail="1.2 instead of 1")
+    journal.close()
+    ingest_all(db, add_attempt(db, add_run(db, "running")), tmp_path / "a", 1)
+
+    with db.read() as session:
+        rows = session.scalars(select(SelfTestRow).order_by(SelfTestRow.seq)).all()
+    assert [(row.seq, row.stage, row.name, row.passed, row.detail) for row in rows] == [
+        (1, RL, "end_tokens", True, "ends at <eos>"),
+        (2, RL, "on_policy_ratio", False, "1.2 instead of 1"),
+    ]

@@ -69,6 +69,12 @@
   }
   followLogs();
 
+  // What a reader has opened stays open when fresh content arrives.
+  document.addEventListener("htmx:before:morph:attr", (event) => {
+    const { attrName, newValue } = event.detail;
+    if (attrName === "open" && newValue === null && event.target.matches("details")) event.preventDefault();
+  });
+
   // A hidden page asks for nothing.
   document.addEventListener("htmx:before:request", (event) => {
     if (document.hidden && event.detail.ctx.sourceElement.matches("[hx-trigger^='every']")) event.preventDefault();
