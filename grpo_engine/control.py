@@ -15,10 +15,13 @@ import os
 import select
 import signal
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_engine.errors import LeaseLost
 from grpo_engine.events import boot_clock_s
+
+if TYPE_CHECKING:
+    from grpo_engine.protocols import Communicator
 
 PARENT_PID = "COHORT_PARENT_PID"
 CONTROL_FD = "COHORT_CONTROL_FD"
@@ -99,6 +102,30 @@ class Control:
             self._deadline_boot_s = float(message["deadline_boot_s"])
         else:
             self._messages.append(message)
+
+
+class SharedControl:
+    """Control of several ranks: all see rank 0's stop and messages, so all leave a loop at the same step."""
+
+    def __init__(self, control: Control, communicator: Communicator) -> None:
+        self.stop_requested = False
+        """As of the last `synchronise`."""
+        self._own = control
+        self._communicator = communicator
+        self._messages: list[dict[str, Any]] = []
+
+    def synchronise(self) -> None:
+        """Take over what rank 0 has been told. Collective; once a turn of a loop."""
+        told = (self._own.stop_requested, self._own.messages())
+        self.stop_requested, self._messages = self._communicator.from_first(told)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The operator's messages up to the last `synchronise`, oldest first."""
+        return list(self._messages)
+
+    def wait_until_allowed(self) -> None:
+        """Each rank by its own pipe: as Control's."""
+        self._own.wait_until_allowed()
 
 
 def die_with_parent(parent: int) -> None:

@@ -10,6 +10,7 @@ EngineError                  reason in the journal's `failed` event
 ├── SelfTestFailed           self_test_failed   a check before training found the engine or model unfit
 ├── StorageFull              storage_full       the attempt's directory cannot be written
 ├── CheckpointInvalid        checkpoint_invalid a checkpoint is incomplete or its bytes changed
+├── BrokenCollective         engine_crash       another rank ended; what it left in the folder is the cause
 └── LeaseLost                worker_lost        another attempt owns the run; this engine must not step or write
 
 torch's own out-of-memory errors are journaled as `out_of_memory` too. Anything else that escapes is our bug:
@@ -91,3 +92,7 @@ class CheckpointInvalid(EngineError):
 
 class LeaseLost(EngineError):
     reason = "worker_lost"
+
+
+class BrokenCollective(EngineError):
+    """A collective found that another rank has gone. The other's failure, not this one's, is the cause."""

@@ -24,6 +24,14 @@ from grpo_engine.control import CONTROL_FD, PARENT_PID
 LAUNCH_ID = "COHORT_LAUNCH"
 """Marks every process of one launch, so that orphans are told from other children of the parent."""
 
+RENDEZVOUS_FD = "COHORT_RENDEZVOUS_FD"
+"""Rank 0's descriptor of the socket that listens on MASTER_PORT."""
+FAILURE_GRACE_S = 10.0
+"""After another rank failed, for rank 0 to journal the cause and end by itself."""
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks of one host talk over its loopback: no name of the host to resolve, nothing open to the network."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.01
 
@@ -31,13 +39,22 @@ _PAUSE_S = 0.01
 class Ranks:
     """Processes of one engine, rank by rank."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], pipes: Sequence[int], launch_id: str) -> None:
+    def __init__(
+        self,
+        processes: Sequence[subprocess.Popen[bytes]],
+        pipes: Sequence[int],
+        launch_id: str,
+        failure_grace_s: float = FAILURE_GRACE_S,
+    ) -> None:
         self.pids = [process.pid for process in processes]
         self.failed_rank: int | None = None
-        """Rank whose exit status `poll` returned; None while none failed."""
+        """The rank that failed first, whose exit status `poll` returns; None while none failed."""
         self._processes = list(processes)
         self._pipes = list(pipes)
         self._launch_id = launch_id
+        self._failure_grace_s = failure_grace_s
+        self._first_code = 0
+        self._grace_ends = 0.0
         self._code: int | None = None
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -54,16 +71,18 @@ class Ranks:
     def poll(self) -> int | None:
         """None while running; 0 when all ended well; else the exit status (negative: signal) of the rank that failed.
 
-        When a rank fails the others are ended. Nothing of the launch is left once this returns a number.
+        When rank 0 fails the others are killed; when another fails, rank 0 has the grace to journal the cause first.
+        Nothing of the launch is left once this returns a number.
         """
         if self._code is not None:
             return self._code
         codes = [process.poll() for process in self._processes]
-        for rank, code in enumerate(codes):
-            if code:
-                self.failed_rank = rank
-                return self._end(code)
-        return self._end(0) if all(code == 0 for code in codes) else None
+        self._note_failure(codes)
+        if self.failed_rank is None:
+            return self._end(0) if all(code == 0 for code in codes) else None
+        if codes[0] is None and time.monotonic() < self._grace_ends:
+            return None
+        return self._end(self._first_code)
 
     def terminate(self) -> None:
         """Ask every rank to write a checkpoint and end (SIGTERM)."""
@@ -90,6 +109,14 @@ class Ranks:
             self._reap(killed)
             time.sleep(_PAUSE_S)
         self._reap(killed)
+
+    def _note_failure(self, codes: Sequence[int | None]) -> None:
+        """Remember the first cause. Of failures seen at once a signal comes first, then ranks other than 0: rank 0 ends
+        with a status of its own when it has journaled another's failure, the others a while after rank 0's."""
+        failures = [(code >= 0, rank == 0, rank, code) for rank, code in enumerate(codes) if code]
+        if failures and self.failed_rank is None:
+            *_, self.failed_rank, self._first_code = min(failures)
+            self._grace_ends = time.monotonic() + self._failure_grace_s
 
     def _end(self, code: int) -> int:
         self.kill()
@@ -139,6 +166,7 @@ def start_ranks(
     log_path: Path,
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
+    failure_grace_s: float = FAILURE_GRACE_S,
 ) -> Ranks:
     """Start `argv` once a rank, output appended to `log_path`, and return without waiting for anything.
 
@@ -149,17 +177,19 @@ def start_ranks(
         raise RuntimeError("ranks must be started from the main thread; they die with the thread that starts them")
     become_subreaper()
     launch_id = uuid.uuid4().hex
-    shared = os.environ | dict(env or {}) | _rendezvous(num_ranks) | {LAUNCH_ID: launch_id}
+    meeting = listen()
+    shared = LOOPBACK | os.environ | dict(env or {}) | _rendezvous(num_ranks, meeting) | {LAUNCH_ID: launch_id}
     processes: list[subprocess.Popen[bytes]] = []
     pipes: list[int] = []
     ranks = None
     try:
         for rank in range(num_ranks):
-            process, pipe = _start_rank(argv, rank, log_path, shared, pass_fds)
+            process, pipe = _start_rank(argv, rank, log_path, shared, pass_fds, meeting)
             processes.append(process)
             pipes.append(pipe)
-        ranks = Ranks(processes, pipes, launch_id)
+        ranks = Ranks(processes, pipes, launch_id, failure_grace_s)
     finally:
+        meeting.close()
         if ranks is None:  # a rank could not be started: end those before it
             Ranks(processes, pipes, launch_id).stop(0)
     return ranks
@@ -172,11 +202,19 @@ def become_subreaper() -> None:
 
 
 def _start_rank(
-    argv: Sequence[str], rank: int, log_path: Path, shared: Mapping[str, str], pass_fds: Sequence[int]
+    argv: Sequence[str],
+    rank: int,
+    log_path: Path,
+    shared: Mapping[str, str],
+    pass_fds: Sequence[int],
+    meeting: socket.socket,
 ) -> tuple[subprocess.Popen[bytes], int]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), CONTROL_FD: str(reading)}
+    if rank == 0:
+        own[RENDEZVOUS_FD] = str(meeting.fileno())
+        pass_fds = [*pass_fds, meeting.fileno()]
     try:
         with open(log_path, "ab") as log:
             process = subprocess.Popen(
@@ -196,14 +234,20 @@ def _start_rank(
     return process, writing
 
 
-def _rendezvous(num_ranks: int) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def listen() -> socket.socket:
+    """The port where ranks meet, held from now on: rank 0 inherits it, so nobody can take it while torch is loading,
+    and a rank that comes before rank 0 waits in its queue."""
+    meeting = socket.socket()
+    meeting.bind(("127.0.0.1", 0))
+    meeting.listen(1024)
+    return meeting
+
+
+def _rendezvous(num_ranks: int, meeting: socket.socket) -> dict[str, str]:
     return {
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(meeting.getsockname()[1]),
         PARENT_PID: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
