@@ -24,7 +24,7 @@ def rows():
 
 
 class Linear:
-    """The gradient of a row is its advantage times `scale(rows of the call)`; scores are what was sampled plus `gap`."""
+    """A row's gradient is its advantage times `scale(rows of the call)`; scores are what was sampled plus `gap`."""
 
     def __init__(self, gap=0.0, scale=lambda count: 1.0, ratio=1.0):
         self.gap, self.scale, self.ratio, self.gradient = gap, scale, ratio, torch.zeros(3)
