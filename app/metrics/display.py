@@ -22,8 +22,8 @@ SFT_INDICATORS = (
     "memory/rss_bytes",
 )  # fmt: skip
 _GROUPS = [
-    "reward", "reward parts", "evaluation", "completion", "groups", "policy", "supervised", "sampler", "optimizer",
-    "speed",
+    "reward", "reward parts", "evaluation", "completion", "groups", "policy", "value", "supervised", "sampler",
+    "optimizer", "gradient by position", "speed", "memory",
 ]  # fmt: skip
 VERDICT_WORDS = {"good": "good", "warning": "warning", "bad": "bad", "none": "no verdict"}
 NAMES_OF_KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
@@ -82,7 +82,11 @@ def display(name: str, value: float | None) -> tuple[str, str]:
         case "seconds":
             return duration(value), ""
         case "integer":
-            return f"{value:,.0f}".replace("-", MINUS), about.unit if about.unit not in ("steps", "groups") else ""
+            return f"{value:,.0f}".replace("-", MINUS), about.unit if about.unit not in (
+                "steps",
+                "groups",
+                "rollbacks",
+            ) else ""
         case "si" | "digits" | "scientific":
             return number(value if value % 1 or abs(value) < 1000 else int(value)), about.unit
     raise AssertionError(about.format)
@@ -114,8 +118,12 @@ def has_steps(values: Values) -> bool:
 
 
 def indicators(values: Values) -> list[Indicator]:
-    """The twelve key indicators of reinforcement learning, or six of supervised fine-tuning."""
+    """The twelve key indicators of reinforcement learning, or six of supervised fine-tuning.
+
+    Where a device allocates, what it wastes tells more than the process's own memory."""
     names = KEY_INDICATORS if "reward/mean" in values or "policy/entropy" in values else SFT_INDICATORS
+    if "memory/fragmentation_share" in values:
+        names = tuple("memory/fragmentation_share" if name == "memory/rss_bytes" else name for name in names)
     return [_indicator(name, values.get(name, [])) for name in names]
 
 
@@ -142,6 +150,7 @@ def overview_charts(run: Run, stage: str, values: Values) -> ChartSet:
         _chart(["policy/kl"], values),
         _chart(["optimizer/gradient_norm"], values),
         _chart(["policy/clip_share"], values),
+        *([_chart(["value/explained_variance"], values)] if "value/explained_variance" in values else []),
         _chart(["throughput/tokens_per_s"], values),
         _chart(["evaluation/accuracy_greedy", "evaluation/accuracy_sampled"], values, label="Held-out accuracy"),
     ]
@@ -161,9 +170,15 @@ def _place(name: str) -> tuple[int, int, str]:
     known = list(METRICS)
     return (
         _GROUPS.index(group) if group in _GROUPS else len(_GROUPS),
-        known.index(name) if name in METRICS else len(known),
+        known.index(name) if name in METRICS else len(known) + _first_number(name),
         name,
     )
+
+
+def _first_number(name: str) -> int:
+    """Example: _first_number("gradient/position/512-1023") == 512; 0 without one."""
+    digits = name.rpartition("/")[2].partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _chart(names: list[str], values: Values, label: str = "") -> Chart:

@@ -29,6 +29,8 @@ BUTTONS = {"stop": "Let it stop the run", "observe": "Observe only", "off": "Off
 RULES = {"literal": "literal", "plateau": "plateau, by evidence"}
 SEVERITY_WORDS = {"info": "Note", "warning": "Warning", "critical": "Critical"}
 SEVERITY_TONES = {"info": "run", "warning": "warn", "critical": "bad"}
+DETECTOR_WORDS = {"guard_kl": "guard: KL", "guard_spike": "guard: spike", "guard_nonfinite": "guard: non-finite"}
+"""Detector -> what people call it, where that is not its name with spaces."""
 MAX_FINDINGS = 4
 
 
@@ -55,6 +57,7 @@ class EarlyStoppingView:
 class FindingLine:
     title: str
     detector: str
+    """In words."""
     severity: str
     severity_word: str
     tone: str
@@ -149,7 +152,7 @@ def _line(run: Run, row: FindingRow) -> FindingLine:
     has_rollouts = row.stage is not None and row.stage.endswith("-rl") and row.step > 0
     return FindingLine(
         title=row.title,
-        detector=row.detector,
+        detector=detector_words(row.detector),
         severity=row.severity,
         severity_word=SEVERITY_WORDS.get(row.severity, row.severity),
         tone=SEVERITY_TONES.get(row.severity, ""),
@@ -161,6 +164,11 @@ def _line(run: Run, row: FindingRow) -> FindingLine:
         step_url=f"/runs/{run.number}/steps/{quote(row.stage or '')}/{row.step}" if has_rollouts else "",
         at=row.at,
     )
+
+
+def detector_words(name: str) -> str:
+    """Example: detector_words("zero_variance") == "zero variance"."""
+    return DETECTOR_WORDS.get(name, name.replace("_", " "))
 
 
 # ---------------------------------------------------------------- best and worst

@@ -37,6 +37,9 @@ METRICS: dict[str, MetricInfo] = {
         "reward", "digits", "neutral"),
     "reward/min": MetricInfo("Lowest reward", "", "Lowest reward of the step.", "reward", "digits", "good"),
     "reward/max": MetricInfo("Highest reward", "", "Highest reward of the step.", "reward", "digits", "good"),
+    "reward/smoothed": MetricInfo(
+        "Smoothed reward", "", "0.9 of its last value + 0.1 of the step's mean reward; what early stopping watches.",
+        "reward", "digits", "good"),
     "evaluation/accuracy_greedy": MetricInfo(
         "Accuracy, greedy", "", "Share of held-out prompts answered right by greedy decoding.",
         "evaluation", "percent", "good"),
@@ -67,11 +70,23 @@ METRICS: dict[str, MetricInfo] = {
     "loss": MetricInfo(
         "Loss", "", "The loss that was minimised; in GRPO its level says little.",
         "policy", "digits", "neutral"),
+    "loss/policy": MetricInfo(
+        "Loss, policy", "", "The part of the loss that comes from advantages and ratios.",
+        "policy", "digits", "neutral"),
+    "loss/kl": MetricInfo(
+        "Loss, KL", "", "The part of the loss that holds the policy near its reference: kl.weight x KL.",
+        "policy", "digits", "neutral"),
+    "loss/entropy": MetricInfo(
+        "Loss, entropy", "", "The part of the loss that rewards entropy: minus entropy.bonus x entropy.",
+        "policy", "digits", "neutral"),
+    "loss/auxiliary": MetricInfo(
+        "Loss, auxiliary", "", "Next-token cross entropy on sampled completions x auxiliary.weight.",
+        "policy", "digits", "neutral"),
     "policy/entropy": MetricInfo(
         "Entropy", "nats", "Mean entropy of the policy's next-token distribution.",
         "policy", "digits", "neutral"),
     "policy/kl": MetricInfo(
-        "KL to the reference", "nats", "Mean k3 estimate of the KL divergence to the stage's start.",
+        "KL to the reference", "nats", "Mean estimate of the KL divergence to the stage's start, by kl.estimator (k3).",
         "policy", "digits", "neutral"),
     "policy/clip_share": MetricInfo(
         "Clipped", "", "Share of tokens whose probability ratio was clipped.",
@@ -85,6 +100,28 @@ METRICS: dict[str, MetricInfo] = {
     "policy/ratio_mean": MetricInfo(
         "Mean ratio", "", "Mean probability ratio of new to old policy; near 1.",
         "policy", "digits", "neutral"),
+    "policy/ratio_max": MetricInfo(
+        "Largest ratio", "", "Largest probability ratio of new to old policy among the step's tokens.",
+        "policy", "digits", "bad"),
+    "value/loss": MetricInfo(
+        "Value loss", "", "The critic's squared error against the returns, clipped, before its weight.",
+        "value", "digits", "bad"),
+    "value/explained_variance": MetricInfo(
+        "Explained variance", "", "1 - var(returns - values) / var(returns): 1 predicts all, 0 only their mean.",
+        "value", "digits", "good"),
+    "value/clip_share": MetricInfo(
+        "Values clipped", "", "Share of tokens whose value moved further from the old one than the clip allows.",
+        "value", "percent", "bad"),
+    "value/mean": MetricInfo("Mean value", "", "The critic's mean prediction.", "value", "digits", "neutral"),
+    "value/gradient_norm": MetricInfo(
+        "Critic's gradient norm", "", "L2 norm of the critic's gradient before clipping.",
+        "value", "digits", "neutral"),
+    "sampler/weight_mean": MetricInfo(
+        "Mean correction weight", "", "Mean importance weight from the sampler's to the trainer's policy; near 1.",
+        "sampler", "digits", "neutral"),
+    "sampler/masked_share": MetricInfo(
+        "Masked by correction", "", "Share of tokens left out because sampler and trainer disagree on them.",
+        "sampler", "percent", "bad"),
     "sampler/logprob_gap_k3": MetricInfo(
         "Sampler gap", "nats", "k3 distance between the sampler's and the trainer's log-probabilities.",
         "sampler", "scientific", "bad"),
@@ -100,6 +137,18 @@ METRICS: dict[str, MetricInfo] = {
     "optimizer/skipped_steps": MetricInfo(
         "Skipped steps", "steps", "Steps skipped because loss or gradient was not finite.",
         "optimizer", "integer", "bad"),
+    "optimizer/rate_scale": MetricInfo(
+        "Rate scale", "", "What the schedule's rate is multiplied by; below 1 after a guard rolled training back.",
+        "optimizer", "digits", "neutral"),
+    "guards/rollbacks": MetricInfo(
+        "Rollbacks", "rollbacks", "Times in this stage that a guard restored the last good checkpoint.",
+        "optimizer", "integer", "bad"),
+    "throughput/train_tokens_per_s": MetricInfo(
+        "Training speed", "tokens/s", "Prompt and completion tokens trained a second of training time.",
+        "speed", "si", "good"),
+    "packing/useful_share": MetricInfo(
+        "Packing", "", "Share of the tokens computed in the update that are real, not padding.",
+        "speed", "percent", "good"),
     "throughput/tokens_per_s": MetricInfo(
         "Throughput", "tokens/s", "Completion tokens sampled and trained a second.",
         "speed", "si", "good"),
@@ -114,7 +163,19 @@ METRICS: dict[str, MetricInfo] = {
     "time/step_s": MetricInfo("Whole step", "s", "Time of the whole step.", "speed", "seconds", "bad"),
     "memory/rss_bytes": MetricInfo(
         "Memory", "bytes", "Resident memory of the training process.",
-        "speed", "bytes", "bad"),
+        "memory", "bytes", "bad"),
+    "memory/allocated_bytes": MetricInfo(
+        "Device memory", "bytes", "Peak of what tensors held on the device in this step.",
+        "memory", "bytes", "bad"),
+    "memory/reserved_bytes": MetricInfo(
+        "Device memory, reserved", "bytes", "Peak of what the allocator held of the device, tensors or not.",
+        "memory", "bytes", "bad"),
+    "memory/fragmentation_share": MetricInfo(
+        "Memory fragmentation", "", "Share of the reserved device memory that no tensor used at the peak.",
+        "memory", "percent", "bad"),
+    "memory/micro_batch_tokens": MetricInfo(
+        "Micro-batch limit", "tokens", "Tokens of one forward and backward pass; halved when memory ran out.",
+        "memory", "integer", "neutral"),
     "sft/token_accuracy": MetricInfo(
         "Token accuracy", "", "Share of demonstration tokens that are the policy's first choice.",
         "supervised", "percent", "good"),
@@ -139,10 +200,15 @@ _PART_MEAN = MetricInfo("", "", "Mean value of this reward part, before its weig
 _PART_ABSTAINED = MetricInfo(
     "", "", "Share of completions that this reward part did not judge.", "reward parts", "percent", "bad"
 )
+_GRADIENT_OF_POSITIONS = MetricInfo(
+    "", "", "Squared gradient norm of the hidden states at these completion positions; fading ones learn little.",
+    "gradient by position", "scientific", "neutral",
+)  # fmt: skip
 
 
 def info(name: str) -> MetricInfo:
-    """The metric's entry; for reward/part/<part>/mean, …/abstained_share and unknown names, one made for it."""
+    """The metric's entry; for reward/part/<part>/mean, …/abstained_share, gradient/position/<first>-<last>
+    and unknown names, one made for it."""
     if name in METRICS:
         return METRICS[name]
     match name.split("/"):
@@ -150,4 +216,6 @@ def info(name: str) -> MetricInfo:
             return replace(_PART_MEAN, label=f"Part {part}")
         case ["reward", "part", part, "abstained_share"]:
             return replace(_PART_ABSTAINED, label=f"Part {part}, abstained")
+        case ["gradient", "position", span]:
+            return replace(_GRADIENT_OF_POSITIONS, label=f"Gradient, tokens {span.replace('-', '–')}")
     return MetricInfo(name, "", "Not in the catalogue.", name.split("/")[0], "digits", "neutral")

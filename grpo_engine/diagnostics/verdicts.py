@@ -62,6 +62,11 @@ _LIMITS: dict[str, Limits] = {
     "groups/zero_variance_share": Limits(0.5, 0.75, "of the groups carry no gradient"),
     "policy/kl": Limits(0.5, 2.0, "nats from the stage's start", "number"),
     "policy/clip_share": Limits(0.2, 0.4, "of the tokens are clipped"),
+    "policy/ratio_max": Limits(5, 50, "times as likely as before is the most any token became", "number"),
+    "value/clip_share": Limits(0.3, 0.6, "of the values are clipped"),
+    "sampler/masked_share": Limits(0.05, 0.3, "of the tokens are left out by the correction"),
+    "guards/rollbacks": Limits(1, 3, "rollbacks in this stage", "number"),
+    "memory/fragmentation_share": Limits(0.3, 0.5, "of the reserved memory lies unused"),
     "sampler/logprob_gap_k3": Limits(0.01, 0.1, "nats between sampler and trainer", "number"),
     "completion/truncated_share": Limits(0.1, 0.5, "of the completions are cut by the token limit"),
     "staleness/max": Limits(3, 5, "steps old at most", "number"),
@@ -134,11 +139,44 @@ def _memory(value: float, past: Sequence[float]) -> Verdict:
     return Verdict("good", f"{value / 1e9:.3g} GB, steady since the first steps.")
 
 
+def _weight(value: float, past: Sequence[float]) -> Verdict:
+    away = abs(value - 1)
+    level: Level = "good" if away < 0.05 else "warning" if away < 0.2 else "bad"
+    return Verdict(level, f"{value:.3g}; good within 0.05 of 1, where sampler and trainer agree.")
+
+
+def _explained(value: float, past: Sequence[float]) -> Verdict:
+    if len(past) < _FEW:
+        return Verdict("none", "Too few steps to tell.")
+    if value < 0:
+        return Verdict("bad", f"{value:.3g}: the critic predicts worse than the mean of the returns.")
+    if value < 0.2:
+        return Verdict("warning", f"{value:.3g}: the critic explains little of the returns; good from 0.2 on.")
+    return Verdict("good", f"{value:.3g} of the returns' variance; good from 0.2 on.")
+
+
+def _rate_scale(value: float, past: Sequence[float]) -> Verdict:
+    if value < 1:
+        return Verdict("warning", f"A guard has lowered the rate to {value:.3g} of its schedule.")
+    return Verdict("good", "The rate follows its schedule.")
+
+
+def _packing(value: float, past: Sequence[float]) -> Verdict:
+    level: Level = "good" if value >= 0.8 else "warning" if value >= 0.5 else "bad"
+    return Verdict(level, f"{value:.0%} of the computed tokens are real; good from 80% on.")
+
+
 _RULES: dict[str, Callable[[float, Sequence[float]], Verdict]] = {
     "reward/mean": _reward,
     "evaluation/accuracy_greedy": _accuracy,
     "policy/entropy": _entropy,
     "optimizer/gradient_norm": _gradient,
+    "optimizer/rate_scale": _rate_scale,
+    "value/gradient_norm": _gradient,
+    "value/explained_variance": _explained,
+    "sampler/weight_mean": _weight,
+    "packing/useful_share": _packing,
     "throughput/tokens_per_s": _throughput,
+    "throughput/train_tokens_per_s": _throughput,
     "memory/rss_bytes": _memory,
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.metrics.display import _place, indicators
 from grpo_engine.diagnostics.catalogue import KEY_INDICATORS, METRICS, info, judge, verdict
 
 FLAT = [1.0] * 12
@@ -31,6 +32,19 @@ def test_names_of_reward_parts_are_resolved() -> None:
     assert info("reward/part/accuracy/mean").label == "Part accuracy"
     assert info("reward/part/my_reward/abstained_share").format == "percent"
     assert info("reward/mean") is METRICS["reward/mean"]
+
+
+def test_gradients_by_position_are_one_group_in_the_order_of_positions() -> None:
+    names = ["gradient/position/1024-2047", "gradient/position/0-63", "gradient/position/512-1023"]
+    assert info(names[0]).label == "Gradient, tokens 1024–2047"
+    assert {info(name).group for name in names} == {"gradient by position"}
+    assert sorted(names, key=_place) == [names[1], names[2], names[0]]
+
+
+def test_what_a_device_wastes_takes_the_place_of_the_process_memory() -> None:
+    values = {"reward/mean": [0.5], "memory/rss_bytes": [1e9]}
+    assert indicators(values)[-1].name == "memory/rss_bytes"
+    assert indicators(values | {"memory/fragmentation_share": [0.4]})[-1].name == "memory/fragmentation_share"
 
 
 def test_unknown_names_are_shown_as_they_are() -> None:
@@ -65,6 +79,26 @@ def test_unknown_names_are_shown_as_they_are() -> None:
         ("memory/rss_bytes", 1.6, FLAT, "warning"),
         ("memory/rss_bytes", 1.1, FLAT, "good"),
         ("time/step_s", 1.0, FLAT, "none"),
+        ("policy/ratio_max", 1.0, [], "good"),
+        ("policy/ratio_max", 60.0, [], "bad"),
+        ("value/explained_variance", 0.7, FLAT, "good"),
+        ("value/explained_variance", 0.1, FLAT, "warning"),
+        ("value/explained_variance", -0.1, FLAT, "bad"),
+        ("value/explained_variance", -0.1, [], "none"),
+        ("value/clip_share", 0.4, [], "warning"),
+        ("value/gradient_norm", 4.0, FLAT, "warning"),
+        ("sampler/weight_mean", 1.01, [], "good"),
+        ("sampler/weight_mean", 0.9, [], "warning"),
+        ("sampler/weight_mean", 1.3, [], "bad"),
+        ("sampler/masked_share", 0.1, [], "warning"),
+        ("memory/fragmentation_share", 0.4, [], "warning"),
+        ("optimizer/rate_scale", 1.0, [], "good"),
+        ("optimizer/rate_scale", 0.5, [], "warning"),
+        ("guards/rollbacks", 0, [], "good"),
+        ("guards/rollbacks", 1, [], "warning"),
+        ("packing/useful_share", 0.9, [], "good"),
+        ("packing/useful_share", 0.4, [], "bad"),
+        ("throughput/train_tokens_per_s", 0.4, FLAT, "warning"),
     ],
 )
 def test_verdicts_follow_their_thresholds(name: str, value: float, history: Sequence[float], level: str) -> None:
