@@ -32,11 +32,13 @@ SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 class TorchSampler:
     """Implements `protocols.Sampler`.
 
-    The module may be the learner's own (then `load_weights` only takes the version, the weights being there already)
-    or a copy. At most `max_rows` requests are decoded together; requests with equal prompts share one prefill.
-    `fixed_shapes` keeps finished rows in the batch, so that every forward has the shape the requests imply; slower,
-    and needed only where the last bit must not depend on when other rows end. `dtype` bfloat16 computes under
-    autocast; log-probabilities are float32 always.
+    The module may be a copy, or with `shares_weights` the learner's own: then `load_weights` only takes the version,
+    the weights being there already (an adapter's merged copies must not be written over its base).
+
+    At most `max_rows` requests are decoded together; requests with equal prompts share one prefill. `fixed_shapes`
+    keeps finished rows in the batch, so that every forward has the shape the requests imply; slower, and needed only
+    where the last bit must not depend on when other rows end. `dtype` bfloat16 computes under autocast;
+    log-probabilities are float32 always.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class TorchSampler:
         *,
         fixed_shapes: bool = False,
         dtype: str = "float32",
+        shares_weights: bool = False,
     ) -> None:
         unsupported = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - SUPPORTED_LAYERS
         if unsupported:
@@ -63,6 +66,7 @@ class TorchSampler:
         self._max_rows = max_rows
         self._fixed_shapes = fixed_shapes
         self._dtype = dtype
+        self._shares_weights = shares_weights
         self._token_texts: dict[int, str] = {}
 
     # ------------------------------------------------------------ protocol
@@ -90,21 +94,26 @@ class TorchSampler:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Copy full weights into the module; tensors that already are the module's own are left as they are.
 
-        Raises ValueError for a name the model lacks, a wrong shape, or a parameter that was not given.
+        With `shares_weights` nothing is read from `weights`. Raises ValueError for a name the model lacks, a wrong
+        shape, or a parameter that was not given.
         """
+        if not self._shares_weights:
+            self._copy(weights)
+        self.policy_version = policy_version
+
+    @torch.no_grad()
+    def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         own = dict(self._model.named_parameters(remove_duplicate=False))
         received: set[int] = set()
-        with torch.no_grad():
-            for name, tensor in weights:
-                if name not in own or own[name].shape != tensor.shape:
-                    raise ValueError(f"the sampler's model has no parameter {name} of shape {tuple(tensor.shape)}")
-                if own[name].data_ptr() != tensor.data_ptr():
-                    own[name].copy_(tensor)
-                received.add(id(own[name]))
+        for name, tensor in weights:
+            if name not in own or own[name].shape != tensor.shape:
+                raise ValueError(f"the sampler's model has no parameter {name} of shape {tuple(tensor.shape)}")
+            if own[name].data_ptr() != tensor.data_ptr():
+                own[name].copy_(tensor)
+            received.add(id(own[name]))
         absent = [name for name, parameter in own.items() if id(parameter) not in received]
         if absent:
             raise ValueError(f"{len(absent)} parameters were not given, {absent[0]} among them")
-        self.policy_version = policy_version
 
     # ------------------------------------------------------------ decoding
     def _decode(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> Record:

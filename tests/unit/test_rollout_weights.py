@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from grpo_engine.config import SamplingConfig
+from grpo_engine.config_training import LoraAdapter
+from grpo_engine.model.adapters import adapter_tensors, add_adapter, merged_weights
+from grpo_engine.model.loading import Policy
 from grpo_engine.rollout.choice import inverse_distribution
 from grpo_engine.rollout.torch_sampler import TorchSampler
 from grpo_engine.types import SampleRequest
@@ -51,6 +54,32 @@ def test_a_shared_module_only_takes_the_version() -> None:
     sampler.load_weights(model.named_parameters(), policy_version=3)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert {completion.policy_version for completion in sampler.sample(REQUESTS, SAMPLING)} == {3}
+
+
+def test_told_that_it_shares_the_module_it_does_not_even_read_the_weights() -> None:
+    model = tiny_model("llama")
+    before = [p.detach().clone() for p in model.parameters()]
+    weights = iter(changed("llama").named_parameters())
+    sampler = TorchSampler(model, TOKENIZER, {2}, 64, shares_weights=True)
+    sampler.load_weights(weights, policy_version=4)
+    assert next(weights)[0] == "model.embed_tokens.weight"
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert {completion.policy_version for completion in sampler.sample(REQUESTS, SAMPLING)} == {4}
+
+
+def test_an_adapted_policy_samples_as_its_merged_copy() -> None:
+    model = tiny_model("llama").eval()
+    add_adapter(Policy(model, TOKENIZER, frozenset({2}), 64, torch.device("cpu")), LoraAdapter(rank=2), seed=0)
+    with torch.no_grad():
+        for parameter in adapter_tensors(model).values():
+            parameter.add_(0.3)
+    copy = TorchSampler(tiny_model("llama"), TOKENIZER, {2}, 64)
+    base = copy.sample(REQUESTS, SAMPLING)
+    copy.load_weights(merged_weights(model), policy_version=0)
+    shared = TorchSampler(model, TOKENIZER, {2}, 64, shares_weights=True)
+    tokens = [completion.token_ids for completion in shared.sample(REQUESTS, SAMPLING)]
+    assert tokens == [completion.token_ids for completion in copy.sample(REQUESTS, SAMPLING)]
+    assert tokens != [completion.token_ids for completion in base]
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_version_stays() -> None:
