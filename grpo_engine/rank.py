@@ -21,23 +21,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     control = Control.from_environment()  # before torch is imported: the parent may be gone already
-    if os.environ.get("RANK", "0") != "0":
-        return 0  # rank 0 alone journals, and says there that this version trains on one rank
     # OpenMP's threads spin while they wait; beside any other load that makes a step a hundred times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _prepare_log(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     config = RunConfig.model_validate(json.loads(arguments.config.read_text()))
     sources = {name: Path(file).read_text() for name, file in map(split_reward, arguments.reward)}
+    from grpo_engine.communicator import join
     from grpo_engine.engine import run_attempt
 
-    return run_attempt(
+    communicator = join(config.needs.device)
+    status = run_attempt(
         config,
         arguments.out,
         resume=arguments.resume or arguments.fork,
         forked=arguments.fork is not None,
         custom_sources=sources,
         control=control,
+        communicator=communicator,
     )
+    communicator.leave(failed=status != 0)
+    return status
+
+
+def _prepare_log(rank: int, world_size: int) -> None:
+    """All ranks append to one log. Since they go the same way, the others say only what rank 0 would not."""
+    place = f"rank {rank} " if world_size > 1 else ""
+    level = logging.INFO if rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s {place}%(message)s")
 
 
 def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:

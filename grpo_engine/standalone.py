@@ -13,6 +13,7 @@ from grpo_engine import events
 from grpo_engine.config import RunConfig
 from grpo_engine.config_errors import load_config
 from grpo_engine.errors import InvalidConfig
+from grpo_engine.failures import read_failure, remove_failures
 from grpo_engine.launch import Ranks, start_ranks
 from grpo_engine.rank import add_checkpoint_arguments, split_reward
 
@@ -50,6 +51,7 @@ def rank_command(config: RunConfig, out: Path, arguments: argparse.Namespace) ->
     for reward in arguments.reward:
         Path(split_reward(reward)[1]).read_text()
     out.mkdir(parents=True, exist_ok=True)
+    remove_failures(out)
     path = out / "config.json"
     path.write_text(json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False))
     command = [sys.executable, "-m", "grpo_engine", "rank", "--config", str(path), "--out", str(out)]
@@ -70,14 +72,11 @@ def _read_config(arguments: argparse.Namespace) -> RunConfig:
 
 def _follow(ranks: Ranks, out: Path) -> int:
     """Print what the journal says until the ranks end; Ctrl-C or SIGTERM stops them with a checkpoint."""
-    offset = 0
+    story = _Story(out)
     try:
         while True:
             status = ranks.poll()
-            for event, position in events.read_from(out / events.JOURNAL_NAME, offset):
-                offset = position
-                if line := describe(event):
-                    print(line, flush=True)
+            story.go_on()
             if status is not None:
                 break
             time.sleep(POLL_S)
@@ -85,8 +84,30 @@ def _follow(ranks: Ranks, out: Path) -> int:
         print("stopping; the engine writes a checkpoint first", flush=True)
         status = ranks.stop(STOP_GRACE_S)
     if status:
-        print(f"the engine ended with status {status}; its log is {out / 'engine.log'}", file=sys.stderr)
+        story.end_badly(status)
     return status
+
+
+class _Story:
+    """Prints what an attempt's folder tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offset = 0
+        self._failure_told = False
+
+    def go_on(self) -> None:
+        for event, position in events.read_from(self._folder / events.JOURNAL_NAME, self._offset):
+            self._offset = position
+            self._failure_told |= isinstance(event, events.Failed)
+            if line := describe(event):
+                print(line, flush=True)
+
+    def end_badly(self, status: int) -> None:
+        failure = read_failure(self._folder)
+        if failure is not None and not self._failure_told:  # rank 0 could not journal it any more
+            print(f"failed ({failure.reason}): {failure.message}", flush=True)
+        print(f"the engine ended with status {status}; its log is {self._folder / 'engine.log'}", file=sys.stderr)
 
 
 def describe(event: events.AnyEvent) -> str | None:

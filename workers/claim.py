@@ -18,11 +18,15 @@ TOKEN_BYTES = 16
 
 
 def fitting_devices(needs: Mapping[str, Any], devices: Sequence[str], labels: Iterable[str]) -> list[str] | None:
-    """The devices a run would get, one a rank; None when they are too few, of another kind, or a label is missing."""
+    """The devices a run would get; None when they are too few, of another kind, or a label is missing.
+
+    A GPU carries one rank. On CPU the ranks are processes of one host and share its cores: a worker that offers fewer
+    CPU devices than ranks takes the run all the same, or a worker's usual cpu:0 could never train on two."""
     count = int(needs.get("num_ranks", 1))
     kind = str(needs.get("device", "cpu"))
     suitable = [device for device in devices if device.partition(":")[0] == kind]
-    if len(suitable) < count or not set(needs.get("labels", [])) <= set(labels):
+    required = 1 if kind == "cpu" else count
+    if len(suitable) < required or not set(needs.get("labels", [])) <= set(labels):
         return None
     return suitable[:count]
 

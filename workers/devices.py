@@ -78,6 +78,16 @@ def parse_nvidia_smi(output: str) -> list[Device]:
     return devices
 
 
+def device_environment(devices: Sequence[str]) -> dict[str, str]:
+    """What an engine's ranks see of the host: rank n finds the n-th claimed GPU as cuda:<LOCAL_RANK>."""
+    environment = {"COHORT_DEVICES": ",".join(devices)}
+    gpus = [device.partition(":")[2] for device in devices if device.startswith("cuda:")]
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # nvidia-smi's numbers; CUDA itself counts from the fastest
+    return environment
+
+
 class DeviceLocks:
     """Locks of the devices that nobody else on this host holds. Use as a context manager.
 

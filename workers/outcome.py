@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from grpo_engine.failures import read_failure, reason_of
 
 TERMINAL_EVENTS = ("finished", "failed", "stopped")
 TAIL_LINES = 20
@@ -91,6 +93,18 @@ def _crashed(ending: Ending) -> Outcome:
     if last:
         message += f"; last line of its log: {last}"
     return Outcome("failed", "failed", "engine_crash", message, ending.log_tail or None)
+
+
+def not_started(error: Exception) -> dict[str, Any]:
+    """The `failed` event of an engine that could not even be started."""
+    return {"type": "failed", "reason": reason_of(error), "message": f"the engine could not be started: {error}"}
+
+
+def told_by_another_rank(folder: Path) -> dict[str, Any] | None:
+    """The `failed` event that rank 0 would have journaled about another rank, had it been able to; None = no failure
+    is known. Only worth asking when the journal has no terminal event."""
+    failure = read_failure(folder)
+    return {"type": "failed", **asdict(failure)} if failure else None
 
 
 def describe_status(status: int | None) -> str:

@@ -6,7 +6,6 @@ A database that is locked or gone delays what is told to it and ends nothing; on
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -23,12 +22,11 @@ from app.models import Attempt, Run, utc_now
 from app.runs.states import ACTIVE_ATTEMPT_STATES, move_attempt, transition
 from app.settings import Settings
 from grpo_engine.control import FIRST_DEADLINE
-from grpo_engine.errors import EngineError
 from grpo_engine.events import boot_clock_s
 from grpo_engine.launch import Ranks, start_ranks
-from workers.devices import DeviceLocks
+from workers.devices import DeviceLocks, device_environment
 from workers.journal_watch import JournalWatch
-from workers.outcome import Ending, decide, oom_kills, read_tail
+from workers.outcome import Ending, decide, not_started, oom_kills, read_tail, told_by_another_rank
 from workers.prepare import Prepared, prepare
 
 T = TypeVar("T")
@@ -77,7 +75,7 @@ class Supervisor:
             ranks = self._start(self._prepare())
         except Exception as error:  # whatever it was, the run must not wait for a worker that gave up
             log.exception("attempt %s could not be started", self.attempt.id)
-            ending = Ending(terminal=_not_started(error))
+            ending = Ending(terminal=not_started(error))
             return self._finish(ending)
         try:
             status = self._watch(ranks)
@@ -85,7 +83,7 @@ class Supervisor:
             ranks.kill()
         self._drain_journal()
         ending = Ending(
-            terminal=self._journal.terminal,
+            terminal=self._journal.terminal or told_by_another_rank(self._folder),
             exit_status=status,
             failed_rank=ranks.failed_rank,
             asked=self._asked,
@@ -107,10 +105,7 @@ class Supervisor:
     def _start(self, prepared: Prepared) -> Ranks:
         if prepared.resumed_from is not None:
             self._insist(lambda: self._write_attempt({"resumed_from_id": prepared.resumed_from}))
-        env = {FIRST_DEADLINE: repr(self._deadline_boot_s), "COHORT_DEVICES": ",".join(self.attempt.devices)}
-        gpus = [device.partition(":")[2] for device in self.attempt.devices if device.startswith("cuda:")]
-        if gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        env = {FIRST_DEADLINE: repr(self._deadline_boot_s)} | device_environment(self.attempt.devices)
         log.info("attempt %s: starting %s", self.attempt.id, " ".join(prepared.argv))
         return start_ranks(
             prepared.argv,
@@ -299,14 +294,3 @@ class Supervisor:
                 return None
             time.sleep(RETRY_S)
             self._beat_when_due(None)
-
-
-def _not_started(error: Exception) -> dict[str, Any]:
-    """The terminal event that an engine would have journaled."""
-    if isinstance(error, EngineError):
-        reason = error.reason
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason = "storage_full"
-    else:
-        reason = "engine_crash"
-    return {"type": "failed", "reason": reason, "message": f"the engine could not be started: {error}"}

@@ -94,7 +94,7 @@ def test_the_engine_is_killed(house: WorkerHouse) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_of_two_is_killed(house: WorkerHouse, rank: int) -> None:
-    run = house.launch(40, num_ranks=2)
+    run = house.launch(LONG, num_ranks=2)  # the stand-in's rank 0 would reach its end in the grace
     house.wait_for_step(run, 7)
     kill(house.engine_pids(run)[rank])
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_engine.control import Control
+from grpo_engine.communicator import ProcessRanks, SingleRank
+from grpo_engine.control import Control, SharedControl
 from grpo_engine.errors import LeaseLost
 from grpo_engine.events import boot_clock_s
+from tests.distributed import run_ranks
 
 
 @pytest.fixture
@@ -87,3 +89,33 @@ def test_operator_messages_are_kept_in_order_and_torn_lines_wait(pipe: tuple[int
 
     os.write(pipe[1], b'pping": "off"}\n')
     assert control.messages() == [{"early_stopping": "stop"}, {"early_stopping": "off"}]
+
+
+def obey(ranks: ProcessRanks, told_rank: int) -> list[object]:
+    """Only `told_rank` is signalled and told something; what this rank sees before and after they synchronise."""
+    reading, writing = os.pipe()
+    own = Control(reading)
+    shared = SharedControl(own, ranks)
+    shared.synchronise()
+    if ranks.rank == told_rank:
+        write((reading, writing), {"early_stopping": "stop"})
+        own.stop_requested = True
+    before = shared.stop_requested, shared.messages()
+    shared.synchronise()
+    return [before, (shared.stop_requested, shared.messages())]
+
+
+def test_all_ranks_see_what_rank_0_was_told_from_the_same_turn_on() -> None:
+    assert run_ranks(obey, 2, 0) == [[(False, []), (True, [{"early_stopping": "stop"}])]] * 2
+
+
+def test_what_another_rank_alone_was_told_moves_nobody() -> None:
+    assert run_ranks(obey, 2, 1) == [[(False, []), (False, [])]] * 2
+
+
+def test_each_rank_waits_at_its_own_gate(pipe: tuple[int, int]) -> None:
+    shared = SharedControl(Control(pipe[0]), SingleRank())
+    write(pipe, {"lost": True})
+
+    with pytest.raises(LeaseLost):
+        shared.wait_until_allowed()

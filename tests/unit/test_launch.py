@@ -68,11 +68,62 @@ def test_output_is_appended_to_the_log(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_failing_rank_ends_the_others_and_tells_its_status(start: Start) -> None:
-    ranks = start("import os, time; os.environ['RANK'] == '1' and os._exit(3); time.sleep(60)", 2)
+    code = "import os, time; os.environ['RANK'] == '1' and os._exit(3); time.sleep(60)"
+    ranks = start(code, 2, failure_grace_s=0.1)
 
     assert ended(ranks) == 3
     assert ranks.failed_rank == 1
     assert not any(map(alive, ranks.pids))
+
+
+def test_rank_0_may_journal_another_ranks_failure_before_it_ends(start: Start, tmp_path: Path) -> None:
+    waits = f"while {'failed'!r} not in open({str(tmp_path / 'log')!r}).read(): time.sleep(0.01)"
+    fails = "os.environ['RANK'] == '1' and (print('failed', flush=True), os._exit(3))"
+    ranks = start(f"import os, time; {fails}\n{waits}\ntime.sleep(0.3); print('journaled', flush=True); os._exit(1)", 2)
+
+    assert ended(ranks) == 3
+    assert ranks.failed_rank == 1
+    assert log_has(tmp_path, "journaled")()
+
+
+def test_the_wait_for_rank_0_blocks_no_poll(start: Start) -> None:
+    ranks = start("import os, time; os.environ['RANK'] == '1' and os._exit(3); time.sleep(60)", 3)
+    wait_until(lambda: ranks.poll() is None and ranks.failed_rank == 1, 20, "rank 1 failed")
+
+    assert ranks.poll() is None
+    assert alive(ranks.pids[0])
+    ranks.kill()
+    assert (ranks.poll(), ranks.failed_rank) == (3, 1)
+
+
+SIMULTANEOUS = [((1, 3), 1, 3), ((-9, 1), 0, -9), ((1, -9), 1, -9), ((2, 0), 0, 2)]
+
+
+@pytest.mark.parametrize(("statuses", "first", "code"), SIMULTANEOUS)
+def test_of_failures_seen_at_once_the_likelier_cause_is_told(
+    start: Start, statuses: tuple[int, int], first: int, code: int
+) -> None:
+    how = "os.kill(os.getpid(), -status) if status < 0 else os._exit(status)"
+    ranks = start(f"import os; status = {statuses}[int(os.environ['RANK'])]; {how}", 2)
+    for pid in ranks.pids:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    assert (ranks.poll(), ranks.failed_rank) == (code, first)
+
+
+def test_rank_0_inherits_the_port_where_the_ranks_meet(start: Start, tmp_path: Path) -> None:
+    code = """
+import os, socket
+if os.environ["RANK"] == "0":
+    meeting = socket.socket(fileno=int(os.environ["COHORT_RENDEZVOUS_FD"]))
+    print("port", meeting.getsockname()[1] == int(os.environ["MASTER_PORT"]))
+    meeting.accept()[0].sendall(b"welcome")
+else:
+    assert "COHORT_RENDEZVOUS_FD" not in os.environ
+    print(socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))).recv(7))
+"""
+    assert ended(start(code, 2)) == 0
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["b'welcome'", "port True"]
 
 
 def test_a_killed_rank_is_told_by_its_signal(start: Start) -> None:

@@ -46,7 +46,10 @@ def needing(**needs: Any) -> dict[str, Any]:
 
 FITS = [
     ({}, ["cpu:0"], ["cpu:0"]),
-    ({"num_ranks": 2}, ["cpu:0"], None),
+    ({"num_ranks": 2}, ["cpu:0"], ["cpu:0"]),
+    ({"num_ranks": 2}, [], None),
+    ({"device": "cuda", "num_ranks": 2}, ["cuda:0"], None),
+    ({"device": "cuda", "num_ranks": 2}, ["cuda:1", "cpu:0", "cuda:3", "cuda:4"], ["cuda:1", "cuda:3"]),
     ({"num_ranks": 2}, ["cpu:0", "cpu:1", "cpu:2"], ["cpu:0", "cpu:1"]),
     ({"device": "cuda"}, ["cpu:0"], None),
     ({"device": "cuda"}, ["cpu:0", "cuda:3"], ["cuda:3"]),
@@ -78,7 +81,7 @@ def test_priority_comes_before_waiting_time_and_misfits_are_passed_over(db: Data
     now = utc_now()
     late = add_run(db, queued_at=now)
     early = add_run(db, queued_at=now - timedelta(seconds=60))
-    add_run(db, config=needing(num_ranks=8), priority=9)
+    add_run(db, config=needing(device="cuda", num_ranks=8), priority=9)
     urgent = add_run(db, queued_at=now, priority=5)
 
     taken = [take(db, worker) for _ in range(4)]

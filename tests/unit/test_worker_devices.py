@@ -11,7 +11,7 @@ import pytest
 
 from app.settings import Settings
 from tests.waiting import wait_until
-from workers.devices import Device, DeviceLocks, list_devices, parse_nvidia_smi
+from workers.devices import Device, DeviceLocks, device_environment, list_devices, parse_nvidia_smi
 
 
 def test_gpus_are_read_from_nvidia_smi() -> None:
@@ -33,6 +33,14 @@ def test_named_devices_are_offered_in_order() -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match="COHORT_WORKER_DEVICES names 'tpu:0'; this host has cpu:<number>"):
         list_devices(Settings(worker_devices="tpu:0"))
+
+
+def test_each_rank_finds_its_own_gpu_under_its_local_rank() -> None:
+    environment = device_environment(["cuda:2", "cuda:5"])
+
+    assert environment["CUDA_VISIBLE_DEVICES"].split(",") == ["2", "5"]
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert device_environment(["cpu:0"]) == {"COHORT_DEVICES": "cpu:0"}
 
 
 def test_a_locked_device_is_not_free_for_another(tmp_path: Path) -> None:

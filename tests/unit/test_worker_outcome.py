@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workers.outcome import Ending, decide, describe_status
+from grpo_engine.errors import DataError
+from grpo_engine.failures import write_failure
+from workers.outcome import Ending, decide, describe_status, told_by_another_rank
 
 FINISHED = {"type": "finished", "reason": "early_stopped", "message": ""}
 FAILED = {"type": "failed", "reason": "data_error", "message": "no rows", "traceback": "t"}
@@ -58,6 +61,15 @@ def test_a_crash_names_rank_signal_and_the_last_line_of_the_log() -> None:
     assert decide("running", ending, restarts_left=True).message == (
         "the engine ended without a word: rank 1 killed by SIGSEGV; last line of its log: about to divide"
     )
+
+
+def test_a_failure_that_another_rank_left_counts_as_journaled(tmp_path: Path) -> None:
+    assert told_by_another_rank(tmp_path) is None
+    write_failure(tmp_path, 1, DataError("no rows"))
+
+    outcome = decide("pausing", Ending(told_by_another_rank(tmp_path), asked=True), restarts_left=True)
+    assert (outcome.run, outcome.reason, outcome.message) == ("failed", "data_error", "rank 1: no rows")
+    assert "DataError: no rows" in str(outcome.traceback)
 
 
 def test_an_exit_status_is_told_in_words() -> None:
