@@ -1,4 +1,9 @@
-"""The learner on disk: `masters.safetensors`, `optimizer.safetensors` and `learner.json`. No pickle.
+"""The learner on disk: weights and optimizer of policy and value model, and `learner.json`. No pickle.
+
+    masters.safetensors     every parameter of the policy; with an adapter adapter.safetensors instead, its own alone
+    optimizer.safetensors   AdamW's moments of what is trained
+    value/                  value.safetensors and optimizer.safetensors of PPO's critic
+    learner.json            counters, the learned token limit, the rate's scale after rollbacks
 
 Masters are stored even though the checkpoint's root may hold equal bytes: the learner restores from this folder alone,
 and the root stays free to change its type.
@@ -7,61 +12,89 @@ and the root stays free to change its type.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import Parameter
 
 from grpo_engine.errors import CheckpointInvalid
 
-FORMAT = 1
-MASTERS, OPTIMIZER, LEARNER = "masters.safetensors", "optimizer.safetensors", "learner.json"
-COUNTERS = ("policy_version", "schedule_step", "skipped_steps", "consecutive_skipped")
+FORMAT = 2
+MASTERS, ADAPTER, OPTIMIZER, LEARNER = (
+    "masters.safetensors", "adapter.safetensors", "optimizer.safetensors", "learner.json"
+)  # fmt: skip
+VALUE, VALUE_OPTIMIZER = "value/value.safetensors", "value/optimizer.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def write(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    parameters: Mapping[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    counters: Mapping[str, int],
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    moments = {
-        f"{moment}.{name}": value.detach().contiguous()
-        for name, parameter in parameters.items()
-        for moment, value in optimizer.state.get(parameter, {}).items()
-    }
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / MASTERS)
-    save_file(moments, folder / OPTIMIZER)
-    (folder / LEARNER).write_text(json.dumps({"format": FORMAT, **counters}, indent=1) + "\n")
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """learner.json."""
+
+    policy_version: int
+    schedule_step: int
+    skipped_steps: int
+    consecutive_skipped: int
+    rate_scale: float
+    max_micro_batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of the learner one pair of files holds."""
+
+    weights_file: str
+    weights: Mapping[str, Tensor]
+    moments_file: str
+    parameters: Mapping[str, Parameter]
+    """Those of `weights` that are trained."""
+
+
+def write(folder: Path, parts: Sequence[Part], optimizer: torch.optim.Optimizer, counters: Counters) -> None:
+    for part in parts:
+        (folder / part.weights_file).parent.mkdir(parents=True, exist_ok=True)
+        moments = {
+            f"{moment}.{name}": value.detach().contiguous()
+            for name, parameter in part.parameters.items()
+            for moment, value in optimizer.state.get(parameter, {}).items()
+        }
+        save_file({name: w.detach().contiguous() for name, w in part.weights.items()}, folder / part.weights_file)
+        save_file(moments, folder / part.moments_file)
+    (folder / LEARNER).write_text(json.dumps({"format": FORMAT, **asdict(counters)}, indent=1) + "\n")
 
 
 @torch.no_grad()
-def read(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    parameters: Mapping[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> dict[str, int]:
-    """Copy into `weights` and `optimizer` in place; returns the counters. Nothing is changed when anything is amiss."""
-    state = json.loads((folder / LEARNER).read_text())
-    if state.pop("format", None) != FORMAT or set(state) != set(COUNTERS):
+def read(folder: Path, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Counters:
+    """Copy into weights and optimizer in place. Raises CheckpointInvalid, changing nothing, when anything is amiss."""
+    try:
+        state = json.loads((folder / LEARNER).read_text())
+        loaded = [
+            (part, load_file(folder / part.weights_file), load_file(folder / part.moments_file)) for part in parts
+        ]
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointInvalid(f"{folder} is not the state of this learner: {error}") from error
+    if not isinstance(state, dict) or state.pop("format", None) != FORMAT or state.keys() != _fields():
         raise CheckpointInvalid(f"{folder / LEARNER} is not of format {FORMAT}")
-    masters = load_file(folder / MASTERS)
-    moments = load_file(folder / OPTIMIZER)
-    _check_same(folder / MASTERS, masters, weights)
-    _check_moments(folder / OPTIMIZER, moments, parameters)
-    for name, weight in weights.items():
-        weight.copy_(masters[name])
+    for part, weights, moments in loaded:
+        _check_same(folder / part.weights_file, weights, part.weights)
+        _check_moments(folder / part.moments_file, moments, part.parameters)
     optimizer.state.clear()
-    for name, parameter in parameters.items():
-        if f"step.{name}" in moments:
-            optimizer.state[parameter] = {m: moments[f"{m}.{name}"].to(parameter.device) for m in MOMENTS}
-    return {name: int(state[name]) for name in COUNTERS}
+    for part, weights, moments in loaded:
+        for name, weight in part.weights.items():
+            weight.copy_(weights[name])
+        for name, parameter in part.parameters.items():
+            if f"step.{name}" in moments:
+                optimizer.state[parameter] = {m: moments[f"{m}.{name}"].to(parameter.device) for m in MOMENTS}
+    return Counters(**state)
+
+
+def _fields() -> set[str]:
+    return set(Counters.__dataclass_fields__)
 
 
 def _check_same(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -78,7 +111,7 @@ def _check_same(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, 
             )
 
 
-def _check_moments(path: Path, moments: Mapping[str, Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> None:
+def _check_moments(path: Path, moments: Mapping[str, Tensor], parameters: Mapping[str, Parameter]) -> None:
     """A parameter has all its moments or none (it never had a gradient)."""
     started = {name for name in parameters if f"step.{name}" in moments}
     expected = {f"{moment}.{name}" for name in started for moment in MOMENTS}
