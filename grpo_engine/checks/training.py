@@ -12,6 +12,7 @@ def check_training(config: RunConfig, index: int, stage: RLStage, report: Report
     path = f"stages.{index}"
     _check_critic(stage, path, report)
     _check_kl(stage, path, report)
+    _check_kl_gradient(stage, path, report)
     _check_groups(config, stage, path, report)
     if isinstance(stage.loss, GSPOLoss) and stage.loss.normalizer != "sequences":
         message = "GSPO's ratio belongs to a sequence, and this weighs long ones more"
@@ -37,6 +38,22 @@ def _check_kl(stage: RLStage, path: str, report: Report) -> None:
     if stage.kl.unbiased and stage.kl.place == "reward":
         message = "only a KL in the loss has a gradient of its own to correct"
         report.warn(f"{path}.kl.unbiased", True, message, "set kl.place to loss, or leave unbiased out")
+
+
+def _check_kl_gradient(stage: RLStage, path: str, report: Report) -> None:
+    """Settings under which the KL's gradient is not that of the KL; docs/training/losses.md, section 5."""
+    kl = stage.kl
+    if kl.weight == 0:
+        return
+    if kl.place == "loss" and kl.estimator == "k1" and not kl.unbiased:
+        message = "in the loss its expected gradient is 0: noise and no penalty"
+        report.warn(f"{path}.kl.estimator", "k1", message, "set kl.unbiased to true, or use k2 or k3")
+    if kl.place == "reward" and kl.estimator != "k1":
+        message = "in the reward its pull on the token itself cancels near the reference"
+        report.warn(f"{path}.kl.estimator", kl.estimator, message, "use k1, or set kl.place to loss")
+    if kl.place == "reward" and stage.advantage.kind in ("grpo", "seed_paper", "rank"):
+        message = f"{stage.advantage.kind} scales it up to full advantages in groups whose rewards are equal"
+        report.warn(f"{path}.kl.place", "reward", message, "use advantage dr_grpo, rloo or gae, or kl.place loss")
 
 
 def _check_groups(config: RunConfig, stage: RLStage, path: str, report: Report) -> None:
