@@ -1,8 +1,8 @@
 """The token limit of a forward and backward pass, and what happens when memory does not hold it.
 
-Learner and critic run their micro-batches through `run_micro_batches`. A pass that runs out of memory halves the limit,
-and its caller begins the whole piece of work again, so that the result is that of a run which had the smaller limit from
-the start. The limit never rises again: the next step has sequences as long as these.
+Learner and critic run their micro-batches through `run_micro_batches`. A pass that runs out of memory halves the
+limit, and its caller begins the whole piece of work again, so that the result is that of a run which had the smaller
+limit from the start. The limit never rises again: the next step has sequences as long as these.
 """
 
 from __future__ import annotations
