@@ -5,7 +5,7 @@ With `engine.py` the only file that knows all four modules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -184,7 +184,7 @@ def reference_path(attempt: Attempt, progress: StageProgress) -> Path:
     return attempt.folder / "reference" / f"{attempt.config.stage_key(progress.stage_index)}.safetensors"
 
 
-def _keep_reference(attempt: Attempt, progress: StageProgress, tensors: dict[str, Tensor]) -> None:
+def _keep_reference(attempt: Attempt, progress: StageProgress, tensors: Mapping[str, Tensor]) -> None:
     """Write it where checkpoints copy it from; rank 0 alone."""
     if attempt.communicator.rank != 0:
         return
