@@ -257,7 +257,8 @@ class TorchLearner:
 
     def _parts(self) -> list[Part]:
         if has_adapter(self.model):
-            parts = [Part(learner_state.ADAPTER, adapter_tensors(self.model), learner_state.OPTIMIZER, self._policy)]
+            own = adapter_tensors(self.model)
+            parts = [Part(learner_state.ADAPTER, own, learner_state.OPTIMIZER, own)]
         else:
             masters = dict(self.model.named_parameters())
             parts = [Part(learner_state.MASTERS, masters, learner_state.OPTIMIZER, self._policy)]

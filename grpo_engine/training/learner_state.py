@@ -1,6 +1,7 @@
 """The learner on disk: weights and optimizer of policy and value model, and `learner.json`. No pickle.
 
-    masters.safetensors     every parameter of the policy; with an adapter adapter.safetensors instead, its own alone
+    masters.safetensors     every parameter of the policy
+    adapter/                in its place with an adapter: adapter_model.safetensors, peft's format
     optimizer.safetensors   AdamW's moments of what is trained
     value/                  value.safetensors and optimizer.safetensors of PPO's critic
     learner.json            counters, the learned token limit, the rate's scale after rollbacks
@@ -26,7 +27,7 @@ from grpo_engine.errors import CheckpointInvalid
 
 FORMAT = 2
 MASTERS, ADAPTER, OPTIMIZER, LEARNER = (
-    "masters.safetensors", "adapter.safetensors", "optimizer.safetensors", "learner.json"
+    "masters.safetensors", "adapter/adapter_model.safetensors", "optimizer.safetensors", "learner.json"
 )  # fmt: skip
 VALUE, VALUE_OPTIMIZER = "value/value.safetensors", "value/optimizer.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -63,7 +64,8 @@ def write(folder: Path, parts: Sequence[Part], optimizer: torch.optim.Optimizer,
             for name, parameter in part.parameters.items()
             for moment, value in optimizer.state.get(parameter, {}).items()
         }
-        save_file({name: w.detach().contiguous() for name, w in part.weights.items()}, folder / part.weights_file)
+        weights = {name: weight.detach().contiguous() for name, weight in part.weights.items()}
+        save_file(weights, folder / part.weights_file, metadata={"format": "pt"})
         save_file(moments, folder / part.moments_file)
     (folder / LEARNER).write_text(json.dumps({"format": FORMAT, **asdict(counters)}, indent=1) + "\n")
 

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from grpo_engine.config_training import LoraAdapter
 from grpo_engine.errors import CheckpointInvalid
+from grpo_engine.model.adapters import add_adapter, write_adapter
+from grpo_engine.model.loading import Policy
 from grpo_engine.training.learner import TorchLearner
 from tests.unit.training_fixtures import assert_equal_bits, learner, ragged_rows, tiny_llama, update, weights
 
 FILES = ("masters.safetensors", "optimizer.safetensors", "learner.json")
 VALUE_FILES = ("value/value.safetensors", "value/optimizer.safetensors")
+TOKENIZER = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
 SETTINGS: dict[str, Any] = {"optimizer": {"warmup_steps": 2, "schedule": "cosine", "weight_decay": 0.1}, "num_steps": 8}
 
 
@@ -171,3 +178,49 @@ def test_state_of_another_model_changes_nothing(tmp_path: Path, damage: Callable
     with pytest.raises(CheckpointInvalid, match=message):
         other.load(tmp_path)
     assert_equal_bits(before, weights(other.model))
+
+
+# ---------------------------------------------------------------- adapter
+def adapted(seed: int, **options: Any) -> TorchLearner:
+    """Trains a LoRA adapter on a tiny Llama; the base is the same whatever the adapter's seed."""
+    model = tiny_llama(dtype=torch.float32)
+    policy = Policy(model, PreTrainedTokenizerFast(tokenizer_object=TOKENIZER), frozenset({1}), 64, model.device)
+    add_adapter(policy, LoraAdapter(rank=2), seed)
+    return learner(model, **(SETTINGS | options))
+
+
+@pytest.mark.parametrize("value", [None, {"backbone": "copied"}])
+def test_an_adapter_is_saved_alone_and_continues_bit_for_bit(tmp_path: Path, value: dict[str, Any] | None) -> None:
+    options = {} if value is None else {"value": value}
+    through, first, second = adapted(0, **options), adapted(0, **options), adapted(5, **options)
+    train(through, range(5))
+    train(first, range(2))
+    first.save(tmp_path / "half")
+    assert not (tmp_path / "half" / "masters.safetensors").exists()
+    second.load(tmp_path / "half")
+    train(second, range(2, 5))
+    assert_equal_bits(weights(through.model), weights(second.model))
+    assert files_of(through, tmp_path / "a") == files_of(second, tmp_path / "b")
+
+
+def test_the_learner_and_peft_write_the_same_adapter_file(tmp_path: Path) -> None:
+    trainer = adapted(0)
+    train(trainer, range(2))
+    trainer.save(tmp_path / "ours")
+    write_adapter(tmp_path / "theirs", trainer.model)
+    ours, theirs = tmp_path / "ours" / "adapter" / "adapter_model.safetensors", tmp_path / "theirs"
+    assert_equal_bits(load_file(ours), load_file(theirs / "adapter_model.safetensors"))
+    assert ours.read_bytes() == (theirs / "adapter_model.safetensors").read_bytes()
+
+
+def test_training_an_adapter_leaves_the_base_untouched_and_hands_out_merged_weights() -> None:
+    trainer = adapted(0)
+    base = {name: w for name, w in weights(trainer.model).items() if "lora_" not in name}
+    plain = weights(tiny_llama(dtype=torch.float32))
+    train(trainer, range(2))
+    after = weights(trainer.model)
+    assert_equal_bits(base, {name: after[name] for name in base})
+    merged = dict(trainer.iter_full_weights())
+    assert merged.keys() == plain.keys()
+    assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], plain["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(merged["lm_head.weight"], plain["lm_head.weight"])
