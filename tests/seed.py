@@ -219,7 +219,7 @@ class AttemptWriter:
         groups = make_groups(step, stage_config(self.config), self.attempt.number)
         path = f"rollouts/{batch_name(step)}"
         facts = {"batch": step, "stage": stage, "policy_version": SFT_STEPS + step - 1}
-        facts["advantage"] = {"form": "grpo", "normalize_std": True}
+        facts["advantage"] = {"form": "grpo", "kind": "grpo", "kl": {"weight": 0.001, "place": "loss"}}
         write_batch(self.folder / path, groups, facts)
         count = sum(len(group.rollouts) for group in groups)
         self.journal.append(

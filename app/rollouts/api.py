@@ -13,6 +13,7 @@ from app.rollouts.schemas import BatchesOut, GroupsOut, SearchOut, TokensOut
 from app.rollouts.searching import SearchFilters, SearchPage
 from app.rollouts.searching import search as search_rollouts
 from app.rollouts.service import BatchView, GroupDetail
+from app.rollouts.tokens import tokens as completion_tokens
 from app.runs.api import RunRef
 from app.runs.service import get_run
 from app.security import Reader
@@ -81,8 +82,8 @@ def get_tokens(
     session: ReadSession,
     store: AppStore,
 ) -> dict[str, Any]:
-    """The tokens of one completion with their log-probabilities in nats."""
-    found = service.tokens(session, store, get_run(session, run), attempt, batch, index, completion)
+    """The tokens of one completion with log-probabilities in nats and, in PPO, value, return and advantage."""
+    found = completion_tokens(session, store, get_run(session, run), attempt, batch, index, completion)
     return {"items": found}
 
 

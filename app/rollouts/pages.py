@@ -17,6 +17,7 @@ from app.paging import WholeNumber
 from app.rollouts import service
 from app.rollouts.batches import get_batch
 from app.rollouts.service import GroupDetail, GroupSummary
+from app.rollouts.tokens import tokens as completion_tokens
 from app.rollouts.views import LOGPROB_CLASSES, GroupView, TokenView, group_view, token_views
 from app.runs.service import get_run
 from app.runs.side import group_url
@@ -163,7 +164,7 @@ def group_page(
     group = service.group(session, store, run, attempt, batch, index)
     view = group_view(group)
     selected = view.best if tokens is None else tokens
-    shown = service.tokens(session, store, run, attempt, batch, index, selected) if tokens is not None else []
+    shown = completion_tokens(session, store, run, attempt, batch, index, selected) if tokens is not None else []
     near = _near_groups(session, run, group)
     stage, step = group.batch.stage, group.batch.step
     context = GroupContext(

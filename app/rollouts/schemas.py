@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from app.rollouts.searching import Hit
-from app.rollouts.service import BatchView, GroupSummary, TokenDetail
+from app.rollouts.service import BatchView, GroupSummary
+from app.rollouts.tokens import TokenDetail
 
 
 class BatchesOut(BaseModel):

@@ -14,8 +14,10 @@ from sqlalchemy.orm import Session
 from app.artifacts import ArtifactStore
 from app.errors import NotFound
 from app.models import Run
-from app.rollouts import files
+from app.rollouts import arithmetic, files
+from app.rollouts.arithmetic import AdvantageForm, GroupNumbers, Whitening, mean_and_std
 from app.rollouts.batches import BatchView, batch_view, batches_of_step, get_batch, list_batches
+from app.rollouts.tokens import TOKEN_NUMBERS
 from grpo_engine.events import split_nonfinite
 
 __all__ = [
@@ -24,7 +26,6 @@ __all__ = [
     "GroupDetail",
     "GroupSummary",
     "PartDetail",
-    "TokenDetail",
     "batch_groups",
     "batch_view",
     "batches_of_step",
@@ -32,7 +33,6 @@ __all__ = [
     "group",
     "list_batches",
     "step_groups",
-    "tokens",
 ]
 
 MAX_EXCERPT = 200
@@ -79,15 +79,26 @@ class CompletionDetail:
     policy_version: int
     reward: float | None
     """As recorded."""
+    shaped_reward: float | None
+    """What the advantage was computed from where that is not the reward: KL subtracted, smoothed."""
     weighted_sum: float | None
     """Sum of the parts' products, computed here."""
     advantage: float | None
     """As recorded."""
     expected_advantage: float | None
-    """(reward - mean) / std, computed here from the recorded rewards."""
+    """By the group's form, computed here from what is recorded; null where that does not suffice."""
+    baseline: float | None
+    """What the form subtracts from the reward: the group's mean, in rloo the mean of the others."""
+    rank: float | None
+    """In rank: 1 = lowest, equals share the mean of theirs."""
     parts: list[PartDetail]
     nonfinite: dict[str, str] = field(default_factory=dict)
     """Name -> nan, +inf or -inf of numbers given as null because JSON has no such value."""
+
+    @property
+    def used_reward(self) -> float | None:
+        """What the advantage was computed from."""
+        return self.reward if self.shaped_reward is None else self.shaped_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +112,11 @@ class GroupDetail:
     gold: str | None
     columns: dict[str, Any]
     dropped: str | None
-    mean: float | None
-    """Of the rewards that are not null."""
-    std: float | None
-    """Sample standard deviation of them; null below two."""
-    normalize_std: bool
+    form: AdvantageForm
+    numbers: GroupNumbers
+    whitening: Whitening | None
+    """PPO: how return - value became the recorded advantage, as read from this group's tokens."""
     completions: list[CompletionDetail]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenDetail:
-    position: int
-    id: int
-    text: str
-    logprob: float | None
-    """As sampled from, nats."""
-    full_logprob: float | None
-    """Of the untruncated distribution."""
-    ref_logprob: float | None
-    kept: list[int] | None
-    """Token ids that truncated sampling kept; None without truncation."""
-    nonfinite: dict[str, str] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- groups
@@ -176,28 +171,48 @@ def group(session: Session, store: ArtifactStore, run: Run, attempt: int, batch:
     view = get_batch(session, run, attempt, batch)
     columns = [
         *_SUMMARY_COLUMNS, "prompt_position", "columns", "completion_text", "policy_version", "advantage", "parts",
+        "shaped_reward", *TOKEN_NUMBERS,
     ]  # fmt: skip
     facts, rows = files.read_group(store, view.key, index, columns)
-    mean, std = mean_and_std([row["reward"] for row in rows])
-    normalize = bool(facts.get("advantage", {}).get("normalize_std", True))
+    form = arithmetic.form_of(facts)
+    used = [_used(row) for row in rows]
+    numbers, whitened = arithmetic.group_numbers(used, form), arithmetic.whitening(rows, form)
     first = rows[0]
     return GroupDetail(
         batch=view,
         index=index,
         **{name: first[name] for name in _GROUP_COLUMNS},
         columns=json.loads(first["columns"]),
-        mean=mean,
-        std=std,
-        normalize_std=normalize,
-        completions=[_completion(row, mean, std, normalize) for row in rows],
+        form=form,
+        numbers=numbers,
+        whitening=whitened,
+        completions=[_completion(row, used, form, numbers, whitened) for row in rows],
     )
 
 
-def _completion(row: files.Row, mean: float | None, std: float | None, normalize: bool) -> CompletionDetail:
+def _used(row: files.Row) -> float | None:
+    """The reward that the advantage was computed from."""
+    return finite(row["reward"] if row.get("shaped_reward") is None else row["shaped_reward"])
+
+
+def _completion(
+    row: files.Row,
+    used: Sequence[float | None],
+    form: AdvantageForm,
+    numbers: GroupNumbers,
+    whitened: Whitening | None,
+) -> CompletionDetail:
+    reward = _used(row)
+    subtracted = arithmetic.baseline(reward, numbers, form)
+    rank = arithmetic.mean_rank(reward, used, form)
+    if form.kind == "gae":
+        expected = arithmetic.expected_gae(row, whitened, form)
+    else:
+        expected = arithmetic.expected_advantage(reward, numbers, form, subtracted, rank)
     parts = [_part(part) for part in row["parts"]]
     products = [part.product for part in parts if part.product is not None]
-    numbers = {name: row[name] for name in ("reward", "advantage") if row[name] is not None}
-    kept, kinds = split_nonfinite(numbers)
+    told = {name: row.get(name) for name in ("reward", "shaped_reward", "advantage")}
+    kept, kinds = split_nonfinite({name: value for name, value in told.items() if value is not None})
     return CompletionDetail(
         index=row["completion_index"],
         text=row["completion_text"],
@@ -205,9 +220,12 @@ def _completion(row: files.Row, mean: float | None, std: float | None, normalize
         num_tokens=row["num_tokens"],
         policy_version=row["policy_version"],
         reward=kept.get("reward"),
+        shaped_reward=kept.get("shaped_reward"),
         weighted_sum=math.fsum(products) if products else None,
         advantage=kept.get("advantage"),
-        expected_advantage=expected_advantage(kept.get("reward"), mean, std, normalize),
+        expected_advantage=expected,
+        baseline=subtracted,
+        rank=rank,
         parts=parts,
         nonfinite=dict(kinds),
     )
@@ -227,63 +245,5 @@ def _part(part: dict[str, Any]) -> PartDetail:
     )
 
 
-# ---------------------------------------------------------------- arithmetic
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def mean_and_std(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation of the finite rewards; std needs two."""
-    known = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
-    if not known:
-        return None, None
-    mean = math.fsum(known) / len(known)
-    if len(known) < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / (len(known) - 1))
-
-
-def expected_advantage(reward: float | None, mean: float | None, std: float | None, normalize: bool) -> float | None:
-    """(r - mean) / std of GRPO (DeepSeekMath eq. 3), r - mean of Dr.GRPO; 0 without variance or reward."""
-    if mean is None:
-        return None
-    if reward is None or std is None or std < 1e-6 * max(1.0, abs(mean)):
-        return 0.0
-    return (reward - mean) / std if normalize else reward - mean
-
-
-# ---------------------------------------------------------------- tokens
-_TOKEN_COLUMNS = (
-    "completion_index", "token_ids", "token_texts", "logprobs", "full_logprobs", "ref_logprobs", "kept_ids",
-)  # fmt: skip
-
-
-def tokens(
-    session: Session, store: ArtifactStore, run: Run, attempt: int, batch: int, index: int, completion: int
-) -> list[TokenDetail]:
-    """The tokens of one completion with their log-probabilities. Raises NotFound."""
-    view = get_batch(session, run, attempt, batch)
-    _, rows = files.read_group(store, view.key, index, _TOKEN_COLUMNS)
-    for row in rows:
-        if row["completion_index"] == completion:
-            return [_token(row, position) for position in range(len(row["token_ids"]))]
-    raise NotFound(f"Group {index} of batch {batch} has no completion {completion}.")
-
-
-def _token(row: files.Row, position: int) -> TokenDetail:
-    def at(column: str) -> Any:
-        values = row[column]
-        return values[position] if values and position < len(values) else None
-
-    numbers = {"logprob": at("logprobs"), "full_logprob": at("full_logprobs"), "ref_logprob": at("ref_logprobs")}
-    kept, kinds = split_nonfinite({name: value for name, value in numbers.items() if value is not None})
-    return TokenDetail(
-        position=position,
-        id=row["token_ids"][position],
-        text=at("token_texts") or "",
-        logprob=kept.get("logprob"),
-        full_logprob=kept.get("full_logprob"),
-        ref_logprob=kept.get("ref_logprob"),
-        kept=at("kept_ids"),
-        nonfinite=dict(kinds),
-    )

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.formatting import fixed, number, signed
-from app.rollouts.service import CompletionDetail, GroupDetail, PartDetail, TokenDetail
+from app.rollouts import advantages
+from app.rollouts.service import CompletionDetail, GroupDetail, PartDetail
+from app.rollouts.tokens import TokenDetail
 
 END_OF_THOUGHT = "</think>"
 NO_ANSWER_PARTS = ("format", "length")
@@ -67,6 +69,8 @@ class CompletionView:
     sum_text: str
     advantage_bar: Bar
     advantage_text: str
+    shaping_text: str
+    """Example: "1.094 − 0.034 = 1.060"; empty where the reward itself was used."""
 
     @property
     def tone(self) -> str:
@@ -79,6 +83,8 @@ class GroupView:
     part_keys: list[tuple[str, str]]
     """Part's name and its colour class."""
     advantage_formula: str
+    shaping_formula: str
+    dropped_text: str
     completions: list[CompletionView]
     best: int
     """Index of the completion with the highest reward."""
@@ -89,6 +95,8 @@ class TokenView:
     text: str
     css: str
     title: str
+    tone: str = ""
+    """PPO: up or down, the sign of the token's own advantage."""
 
 
 def number_plain(value: float) -> str:
@@ -127,7 +135,9 @@ def group_view(group: GroupDetail) -> GroupView:
     return GroupView(
         formula=_formula(rows[0].parts),
         part_keys=list(colours.items()),
-        advantage_formula=_advantage_formula(group),
+        advantage_formula=advantages.formula(group),
+        shaping_formula=advantages.shaping_formula(group),
+        dropped_text=advantages.dropped_text(group.dropped),
         completions=[_completion(group, row, colours, scale, widest) for row in rows],
         best=rows[rewards.index(max(rewards))].index,
     )
@@ -151,19 +161,6 @@ def _sign(value: float) -> str:
     return "−" if value < 0 else "+"
 
 
-def _has_no_variance(group: GroupDetail) -> bool:
-    return group.mean is None or group.std is None or group.std < 1e-6 * max(1.0, abs(group.mean))
-
-
-def _advantage_formula(group: GroupDetail) -> str:
-    if group.mean is None:
-        return "no reward: every part abstained"
-    if _has_no_variance(group):
-        return "all rewards are equal, so every advantage is 0"
-    difference = f"reward {_sign(-group.mean)} {fixed(abs(group.mean))}"
-    return f"advantage = ({difference}) / {fixed(group.std)}" if group.normalize_std else f"advantage = {difference}"
-
-
 def _completion(
     group: GroupDetail, row: CompletionDetail, colours: Mapping[str, str], scale: float, widest: float
 ) -> CompletionView:
@@ -184,7 +181,8 @@ def _completion(
         bars=_bars(parts, scale),
         sum_text=_sum_text(parts),
         advantage_bar=bar,
-        advantage_text=_advantage_text(group, row),
+        advantage_text=advantages.text(group, row),
+        shaping_text=advantages.shaping_text(row),
     )
 
 
@@ -206,22 +204,16 @@ def _sum_text(parts: Sequence[PartView]) -> str:
     return text or "every part abstained"
 
 
-def _advantage_text(group: GroupDetail, row: CompletionDetail) -> str:
-    """Example: "(1.072 − 0.710) / 0.500 = +0.72"."""
-    if row.reward is None or group.mean is None:
-        return "no reward, so no advantage"
-    if _has_no_variance(group):
-        return "equal rewards, so 0"
-    difference = f"{fixed(row.reward)} {_sign(-group.mean)} {fixed(abs(group.mean))}"
-    left = f"({difference}) / {fixed(group.std)}" if group.normalize_std else difference
-    return f"{left} = {signed(row.advantage)}"
-
-
 def token_views(tokens: Sequence[TokenDetail]) -> list[TokenView]:
     """Tokens of one completion, darker the less likely they were when sampled."""
     return [
-        TokenView(token.text or f"[{token.id}]", _token_class(token.logprob), _token_title(token)) for token in tokens
+        TokenView(token.text or f"[{token.id}]", _token_class(token.logprob), _token_title(token), _token_tone(token))
+        for token in tokens
     ]
+
+
+def _token_tone(token: TokenDetail) -> str:
+    return "" if not token.advantage else "up" if token.advantage > 0 else "down"
 
 
 def _token_class(logprob: float | None) -> str:
@@ -238,4 +230,10 @@ def _token_title(token: TokenDetail) -> str:
         title += f"; untruncated {fixed(token.full_logprob)}"
     if token.ref_logprob is not None:
         title += f"; reference {fixed(token.ref_logprob)}"
+    if token.advantage is not None:
+        title += f"; advantage {signed(token.advantage, 3)}"
+    if token.value is not None:
+        title += f", value {fixed(token.value)}"
+    if token.value_target is not None:
+        title += f", return {fixed(token.value_target)}"
     return title

@@ -97,11 +97,13 @@ def test_the_groups_of_a_step_come_from_its_newest_attempt(any_seeded: TestClien
 def test_a_group_shows_its_arithmetic(any_seeded: TestClient) -> None:
     group = any_seeded.get("/api/v1/runs/1/attempts/2/batches/10/groups/1").json()
     assert len(group["completions"]) == 4
-    assert group["normalize_std"] is True
+    assert (group["form"]["kind"], group["whitening"]) == ("grpo", None)
+    assert group["numbers"]["scale"] == group["numbers"]["std"]
     for completion in group["completions"]:
         products = [part["product"] for part in completion["parts"] if part["value"] is not None]
         assert completion["weighted_sum"] == pytest.approx(sum(products), rel=1e-12)
         assert completion["reward"] == pytest.approx(completion["weighted_sum"], rel=1e-12)
+        assert (completion["shaped_reward"], completion["rank"]) == (None, None)
         assert completion["advantage"] == pytest.approx(completion["expected_advantage"], rel=1e-9, abs=1e-12)
         start, end = completion["parts"][0]["span"]
         assert completion["text"][start:end].isdigit()
