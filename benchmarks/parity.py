@@ -77,7 +77,13 @@ CASES = [
         {"loss_type": "cispo", "epsilon_high": CISPO_CAP},
         {"loss": {"kind": "cispo", "clip_low": None, "clip_high": CISPO_CAP - 1}, "kl": KL},
     ),
-    Case("sequence level", SEQUENCE, {"loss": GSPO, "kl": KL}, sequence_ratio=True, divisor="rows"),
+    Case(  # TRL puts the sequence's ratio on each token's KL when it corrects the bias; Cohort the token's
+        "sequence level",
+        {**SEQUENCE, "use_bias_correction_kl": False},
+        {"loss": GSPO, "kl": {**KL, "unbiased": False}},
+        sequence_ratio=True,
+        divisor="rows",
+    ),
     Case(
         "sequence level, no KL, no row masked",
         {**SEQUENCE, "beta": 0.0},
