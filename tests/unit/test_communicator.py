@@ -70,14 +70,14 @@ def test_views_of_a_tensor_are_added_up_in_place() -> None:
     assert run_ranks(add_up_views, 2) == [[[2.0, 1.0, 2.0, 1.0], *[[2.0] * 4] * 3]] * 2
 
 
-def add_up_a_parameter(ranks: ProcessRanks) -> tuple[list[float], str]:
-    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+def add_up_a_parameter(ranks: ProcessRanks) -> tuple[list[list[float]], str]:
+    parameter = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16).t())
     ranks.sum_([parameter])
     return parameter.tolist(), str(parameter.grad_fn)
 
 
 def test_a_parameter_is_added_up_outside_the_graph() -> None:
-    assert run_ranks(add_up_a_parameter, 2) == [([2.0, 2.0], "None")] * 2
+    assert run_ranks(add_up_a_parameter, 2) == [([[2.0, 2.0]] * 3, "None")] * 2
 
 
 def take_maximum(ranks: ProcessRanks) -> list[float]:
