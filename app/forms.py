@@ -4,91 +4,22 @@
 macro renders. `parse` walks the same schema over the posted fields. Text that is no number stays text, so that the
 schema itself names the field that is wrong; nothing is validated twice.
 
-A posted field is named by its dotted path: `stages.1.optimizer.learning_rate`.
+A posted field is named by its dotted path: `stages.1.optimizer.learning_rate`. A choice also posts the kind it was
+rendered with (`….kind.shown`): when another kind is chosen, fields that both kinds have under one name but with
+different defaults take the new default, since 0.2 is a wide clip in one loss and none at all in another.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from app.form_nodes import Choice, Items, Leaf, Section, label
 
 Schema = dict[str, Any]
 MISSING = object()
-
-
-@dataclass(frozen=True)
-class Leaf:
-    path: str
-    label: str
-    help: str
-    kind: str
-    """text, number, checkbox, select, words (comma-separated) or json."""
-    value: str
-    choices: list[str] = field(default_factory=list)
-    required: bool = False
-    nullable: bool = False
-    default: str = ""
-    changed: bool = False
-    error: str = ""
-    node: str = "leaf"
-
-    @property
-    def id(self) -> str:
-        return "f-" + self.path.replace(".", "-")
-
-
-@dataclass(frozen=True)
-class Section:
-    path: str
-    label: str
-    help: str
-    children: list[Any]
-    error: str = ""
-    node: str = "section"
-
-    @property
-    def leaves(self) -> list[Leaf]:
-        return [child for child in self.children if child.node == "leaf"]
-
-    @property
-    def nested(self) -> list[Any]:
-        return [child for child in self.children if child.node != "leaf"]
-
-    @property
-    def num_changed(self) -> int:
-        return sum(leaf.changed for leaf in self.leaves) + sum(getattr(c, "num_changed", 0) for c in self.nested)
-
-    @property
-    def has_error(self) -> bool:
-        return bool(self.error) or any(c.error if c.node == "leaf" else c.has_error for c in self.children)
-
-
-@dataclass(frozen=True)
-class Choice(Section):
-    """One of several forms, told apart by the value of the field `key`."""
-
-    key: str = ""
-    value: str = ""
-    choices: list[str] = field(default_factory=list)
-    node: str = "choice"
-
-
-@dataclass(frozen=True)
-class Items:
-    path: str
-    label: str
-    help: str
-    items: list[Any]
-    choices: list[str]
-    error: str = ""
-    node: str = "items"
-    num_changed: int = 0
-
-    @property
-    def has_error(self) -> bool:
-        return bool(self.error) or any(item.has_error for item in self.items)
 
 
 class SchemaForm:
@@ -154,7 +85,8 @@ class SchemaForm:
         if variants:
             chosen = posted.get(_join(path, key), "")
             variant = variants.get(chosen) or next(iter(variants.values()))
-            value = self._parse_object(variant, path, posted)
+            shown = variants.get(posted.get(f"{_join(path, key)}.shown", chosen), variant)
+            value = self._parse_object(variant, path, posted, fresh=_other_defaults(shown, variant))
             return {key: chosen or next(iter(variants)), **{k: v for k, v in value.items() if k != key}}
         if "properties" in schema:
             return self._parse_object(schema, path, posted)
@@ -164,8 +96,11 @@ class SchemaForm:
             return [self._parse(schema["items"], _join(path, str(index)), posted) for index in range(min(count, 50))]
         return _leaf_value(schema, path, posted)
 
-    def _parse_object(self, schema: Schema, path: str, posted: Mapping[str, str]) -> dict[str, Any]:
-        names = schema.get("properties", {})
+    def _parse_object(
+        self, schema: Schema, path: str, posted: Mapping[str, str], fresh: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """`fresh`: fields that take their default, whatever was posted."""
+        names = {name: child for name, child in schema.get("properties", {}).items() if name not in fresh}
         values = {name: self._parse(child, _join(path, name), posted) for name, child in names.items()}
         return {name: value for name, value in values.items() if value is not MISSING}
 
@@ -187,7 +122,7 @@ class _Builder:
 
     def section(self, schema: Schema, value: Any, path: str, name: str, skip: str = "") -> Section:
         children = self.children(schema, value, path, skip)
-        return Section(path, _label(name), schema.get("description", ""), children, self.errors.get(path, ""))
+        return Section(path, label(name), schema.get("description", ""), children, self.errors.get(path, ""))
 
     def children(self, schema: Schema, value: Any, path: str, skip: str = "") -> list[Any]:
         data = value if isinstance(value, Mapping) else {}
@@ -207,13 +142,14 @@ class _Builder:
         error = self.errors.get(path, "") or self.errors.get(_join(path, key), "")
         return Choice(
             path,
-            _label(name),
+            label(name),
             variant.get("description", ""),
             children,
             error,
             key=key,
             value=chosen,
             choices=list(variants),
+            changed="default" in schema and chosen != str((schema["default"] or {}).get(key)),
         )
 
     def items(self, schema: Schema, value: Any, path: str, name: str) -> Items:
@@ -224,13 +160,13 @@ class _Builder:
             for index, row in enumerate(rows)
         ]
         choices = list(self.form.variants(schema["items"])[1])
-        return Items(path, _label(name), schema.get("description", ""), items, choices, self.errors.get(path, ""))
+        return Items(path, label(name), schema.get("description", ""), items, choices, self.errors.get(path, ""))
 
     def leaf(self, schema: Schema, value: Any, path: str, name: str, required: bool) -> Leaf:
         default = schema.get("default")
         return Leaf(
             path=path,
-            label=_label(name),
+            label=label(name),
             help=schema.get("description", ""),
             kind=_kind(schema),
             value=_text(value),
@@ -241,6 +177,12 @@ class _Builder:
             changed=not required and _text(value) != _text(default),
             error=self.errors.get(path, ""),
         )
+
+
+def _other_defaults(old: Schema, new: Schema) -> set[str]:
+    """Fields that two kinds have under one name, with different defaults."""
+    before, after = old.get("properties", {}), new.get("properties", {})
+    return {name for name in before.keys() & after.keys() if before[name].get("default") != after[name].get("default")}
 
 
 def _kind(schema: Schema) -> str:
@@ -294,10 +236,6 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return json.dumps(value, ensure_ascii=False) if value else ""
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def _label(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _join(path: str, name: str) -> str:

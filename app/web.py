@@ -21,6 +21,7 @@ from jinja2_fragments import render_block
 from sqlalchemy import func, select
 
 from app import formatting
+from app.form_nodes import kind_label
 from app.models import Run, User, Worker
 from app.security import Reader, allowed, csrf_token
 from grpo_engine.errors import Problem
@@ -93,6 +94,7 @@ def environment() -> Environment:
             "spark_path",
         )
     }
+    env.filters["kind"] = kind_label
     env.filters["state_look"] = lambda state: LOOKS.get(state, Look("", "○"))
     env.globals["static"] = static_url
     env.globals["ui"] = env.get_template("_ui.html").module

@@ -21,7 +21,8 @@ from app.configs import checking
 from app.configs import service as configs
 from app.configs.service import ConfigSummary, Preset
 from app.errors import AppError, BadRequest, Invalid
-from app.forms import SchemaForm, Section
+from app.form_nodes import Section
+from app.forms import SchemaForm
 from app.models import Checkpoint, NamedConfig, Run
 from app.rewards.service import sources_for
 from app.runs import service

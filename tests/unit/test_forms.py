@@ -1,10 +1,12 @@
 """The form generated from the config's schema, and the way back."""
 
+import copy
 from typing import Any
 
 import pytest
 
-from app.forms import Choice, Items, Leaf, SchemaForm, Section
+from app.form_nodes import Choice, Items, Leaf, Section, kind_label
+from app.forms import SchemaForm
 from grpo_engine.config import RunConfig
 
 FORM = SchemaForm(RunConfig.model_json_schema())
@@ -34,10 +36,29 @@ def posted(node: Any) -> dict[str, str]:
     if isinstance(node, Items):
         fields[f"{node.path}.length"] = str(len(node.items))
     if isinstance(node, Choice):
-        fields[f"{node.path}.{node.key}"] = node.value
+        fields[f"{node.path}.{node.key}"] = fields[f"{node.path}.{node.key}.shown"] = node.value
     for child in node.items if isinstance(node, Items) else node.children:
         fields |= posted(child)
     return fields
+
+
+def with_part(path: str, value: dict[str, Any]) -> dict[str, Any]:
+    """CONFIG with one part of the run or of its RL stage replaced."""
+    data = copy.deepcopy(CONFIG)
+    (data if path == "adapter" else data["stages"][1])[path] = value
+    return RunConfig.model_validate(data).model_dump(mode="json")
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("advantage", {"kind": "grpo", "smooth_rewards": True}), ("advantage", {"kind": "seed_paper"}),
+    ("advantage", {"kind": "dr_grpo"}), ("advantage", {"kind": "rloo"}), ("advantage", {"kind": "rank"}),
+    ("advantage", {"kind": "gae", "gae_lambda": 0.9, "value": {"backbone": "shared", "clip": None}}),
+    ("loss", {"kind": "clip", "dual_clip": 3.0, "normalizer": "constant"}), ("loss", {"kind": "gspo"}),
+    ("loss", {"kind": "cispo", "clip_low": 0.5}), ("adapter", {"kind": "none"}),
+    ("adapter", {"kind": "lora", "rank": 4, "target_modules": ["q_proj", "v_proj"]}),
+    ("kl", {"weight": 0.001, "place": "reward", "track": False}), ("guards", {"action": "rollback"}),
+    ("correction", {"kind": "mask", "level": "geometric", "min_weight": 0.5}), ("entropy", {"top_share": 0.2}),
+]  # fmt: skip
 
 
 def find(section: Section, path: str) -> Any:
@@ -53,6 +74,43 @@ def find(section: Section, path: str) -> Any:
 def test_a_config_survives_the_way_through_the_form() -> None:
     data = FORM.parse(posted(FORM.build(CONFIG)))
     assert RunConfig.model_validate(data).model_dump(mode="json") == CONFIG
+
+
+@pytest.mark.parametrize(("path", "part"), VARIANTS, ids=lambda value: str(value))
+def test_every_form_of_training_survives_the_way_through_the_form(path: str, part: dict[str, Any]) -> None:
+    config = with_part(path, part)
+    data = FORM.parse(posted(FORM.build(config)))
+    assert RunConfig.model_validate(data).model_dump(mode="json") == config
+
+
+def test_every_kind_of_a_choice_is_among_the_tested() -> None:
+    for path, where in (("advantage", "stages.1.advantage"), ("loss", "stages.1.loss"), ("adapter", "adapter")):
+        kinds = {part["kind"] for name, part in VARIANTS if name == path}
+        assert kinds == set(find(FORM.build(CONFIG), where).choices)
+
+
+def test_another_loss_starts_from_its_own_bounds_and_keeps_what_means_the_same() -> None:
+    before = posted(FORM.build(with_part("loss", {"kind": "clip", "clip_low": 0.1, "clip_high": 0.28})))
+    shown = {"stages.1.loss.kind.shown": "clip", "stages.1.loss.kind": "gspo"}
+    assert FORM.parse(before | shown)["stages"][1]["loss"] == {"kind": "gspo"}
+    gae = {"stages.1.advantage.kind.shown": "grpo", "stages.1.advantage.kind": "gae"}
+    smooth = posted(FORM.build(with_part("advantage", {"kind": "grpo", "smooth_rewards": True}))) | gae
+    assert FORM.parse(smooth)["stages"][1]["advantage"]["smooth_rewards"] is True
+
+
+def test_kinds_and_fields_have_the_names_that_people_use() -> None:
+    tree = FORM.build(with_part("advantage", {"kind": "gae"}))
+    assert find(tree, "stages.1.advantage.gae_lambda").label == "GAE lambda"
+    assert find(tree, "stages.1.kl").label == "KL"
+    assert [kind_label(kind) for kind in ("gae", "gspo", "dr_grpo", "last_number")] == [
+        "GAE (PPO)", "GSPO", "Dr. GRPO", "last number",
+    ]  # fmt: skip
+
+
+def test_another_kind_than_the_default_counts_as_a_change() -> None:
+    assert find(FORM.build(CONFIG), "stages.1.loss").num_changed == 0
+    assert find(FORM.build(with_part("loss", {"kind": "gspo"})), "stages.1.loss").num_changed == 1
+    assert find(FORM.build(with_part("adapter", {"kind": "lora"})), "adapter").num_changed == 1
 
 
 def test_a_field_carries_its_description_as_help_and_knows_when_it_was_changed() -> None:
