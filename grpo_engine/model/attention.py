@@ -207,17 +207,12 @@ def packed_attention(
         raise ValueError("packed attention is causal and takes no position bias")
     packed_layout.windows.add(sliding_window)
     dtype = _compute_dtype(query)
-    query_S, key_S, value_S = (_slots(tensor.to(dtype), packed_layout) for tensor in (query, key, value))
-    outputs, first = [], 0
+    buckets = zip(*(_buckets(tensor.to(dtype), packed_layout) for tensor in (query, key, value)), strict=True)
+    outputs = []
     with torch.autocast(query.device.type, enabled=False):
-        for rows, width in packed_layout.shapes:
-            end = first + rows * width
-            q, k, v = (
-                x[first:end].view(rows, width, -1, x.shape[2]).transpose(1, 2) for x in (query_S, key_S, value_S)
-            )
+        for (_, width), (q, k, v) in zip(packed_layout.shapes, buckets, strict=True):
             band = None if sliding_window is None else packed_layout.band(width, sliding_window, q.device)
             outputs.append(_attend(q, k, v, band, dropout, scaling).transpose(1, 2).flatten(2).flatten(0, 1))
-            first = end
     output_SF = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     output_NF: Tensor = _FromSlots.apply(output_SF, packed_layout)  # type: ignore[no-untyped-call]
     return output_NF.view(1, len(output_NF), query.shape[1], -1), None
@@ -240,11 +235,16 @@ def _compute_dtype(query: Tensor) -> torch.dtype:
     return torch.float32 if device == "cpu" else torch.get_autocast_dtype(device)
 
 
-def _slots(tensor: Tensor, layout: PackedLayout) -> Tensor:
-    """[1, heads, N, width] to [S, heads, width]."""
-    tokens_NHD = tensor[0].transpose(0, 1)
-    slots_SF: Tensor = _ToSlots.apply(tokens_NHD.flatten(1), layout)  # type: ignore[no-untyped-call]
-    return slots_SF.view(-1, *tokens_NHD.shape[1:])
+def _buckets(tensor: Tensor, layout: PackedLayout) -> list[Tensor]:
+    """[1, heads, N, width] to [rows, heads, bucket width, width] of each bucket."""
+    heads, width = tensor.shape[1], tensor.shape[3]
+    slots_SF: Tensor = _ToSlots.apply(tensor[0].transpose(0, 1).flatten(1), layout)  # type: ignore[no-untyped-call]
+    # Split, not slices: the backward pass of each slice would fill a tensor of all slots.
+    parts = torch.split(slots_SF, [rows * columns for rows, columns in layout.shapes])
+    return [
+        part.view(rows, columns, heads, width).transpose(1, 2)
+        for part, (rows, columns) in zip(parts, layout.shapes, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------- registration
