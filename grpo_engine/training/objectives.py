@@ -138,15 +138,15 @@ class PolicyObjective:
         sampled = columns.numbers("rollout_logprobs")
         from_sampler = self.old_logprobs == "sampler"
         old = columns.numbers_or("old_logprobs", sampled if from_sampler else policy.detach())
-        # Against the sampler's own values the mismatch would read 0: measure it by the present policy then.
-        gap = masked((policy.detach() if from_sampler else old) - sampled, mask).double()
-        weights = correction.correction_weights(gap, mask, columns.row_N, len(rows), self.correction)
+        weights = correction.correction_weights(old - sampled, mask, columns.row_N, len(rows), self.correction)
         advantage = columns.numbers_or("token_advantages", columns.per_row([row.advantage for row in rows]))
         inputs = losses.LossInputs(policy, old, advantage, mask, columns.row_N, len(rows))
         terms = losses.LOSSES[self.loss.kind](inputs, self.loss)
         chosen = mask & columns.flags("policy_mask")
         parts = {"loss/policy": masked(terms.loss, chosen) * weights.weight.to(policy.dtype)}
         parts |= self._other_parts(logprobs, rows, columns, mask, masked(policy - old, mask))
+        # Old values from the sampler have no gap to it: the present policy is measured then.
+        gap = masked((policy.detach() if from_sampler else old) - sampled, mask).double()
         stats = _policy_stats(terms, chosen, gap) | {"policy/entropy": logprobs.entropy}
         if self.correction.kind != "none":
             stats |= {"sampler/weight_mean": weights.weight, "sampler/masked_share": weights.dropped}

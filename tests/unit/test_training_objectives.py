@@ -1,224 +1,224 @@
-"""Loss and gradient against a naive oracle: one row at a time, one token at a time, plain formulas."""
+"""The policy objective as a whole: against the naive oracle, and its invariants."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from grpo_engine.model.logprobs import LogprobForward, TokenLogprobs
-from grpo_engine.training import losses, objectives
-from grpo_engine.training.objectives import SupervisedObjective
-from grpo_engine.types import TrainRow, global_denominator
-from tests.unit.training_fixtures import POLICY, gradients, learner, ragged_rows, tiny_llama
-
-
-def token_loss(logits: Tensor, row: TrainRow, t: int) -> Tensor:
-    """The GRPO loss of one token as the papers write it."""
-    scaled, token = logits / 0.7, row.completion_ids[t]
-    full = scaled[token] - torch.logsumexp(scaled, 0)
-    kept = scaled if row.kept_ids is None else scaled[row.kept_ids[t]]
-    assert row.ref_logprobs is not None
-    old = (row.old_logprobs or row.rollout_logprobs or [])[t]
-    ratio = torch.exp(scaled[token] - torch.logsumexp(kept, 0) - old)
-    clipped = min(max(ratio, ratio.new_tensor(0.8)), ratio.new_tensor(1.28))
-    reference_over_policy = torch.exp(row.ref_logprobs[t] - full)
-    kl = reference_over_policy - torch.log(reference_over_policy) - 1
-    return -min(ratio * row.advantage, clipped * row.advantage) + 0.1 * kl
-
-
-def oracle(model: LlamaForCausalLM, rows: list[TrainRow]) -> tuple[float, dict[str, Tensor]]:
-    """Mean loss over all trained tokens and its gradient."""
-    model.zero_grad()
-    terms = []
-    for row in rows:
-        logits = model(torch.tensor([row.prompt_ids + row.completion_ids])).logits[0]
-        for t in range(len(row.completion_ids)):
-            if row.loss_mask is None or row.loss_mask[t]:
-                terms.append(token_loss(logits[len(row.prompt_ids) - 1 + t], row, t))
-    loss = torch.stack(terms).sum() / len(terms)
-    loss.backward()
-    found = gradients(model)
-    model.zero_grad()
-    return loss.item(), found
-
-
-def near_policy_rows(**options: Any) -> list[TrainRow]:
-    """Rows whose old log-probabilities lie near the model's, so that ratios fall inside and outside the clip range."""
-    rows = ragged_rows(**options)
-    scores = learner(tiny_llama()).logprobs(rows)
-    noise = torch.Generator().manual_seed(1)
-
-    def near(values: list[float]) -> list[float]:
-        return (torch.tensor(values) + 0.4 * torch.randn(len(values), generator=noise)).tolist()
-
-    return [replace(row, old_logprobs=near(s), ref_logprobs=near(s)) for row, s in zip(rows, scores, strict=True)]
-
-
-def disagreement(rows: list[TrainRow], denominator: float | None = None) -> float:
-    """Largest difference between learner and oracle over loss and every gradient entry, relative to the largest."""
-    model = tiny_llama()
-    expected_loss, expected = oracle(model, rows)
-    stats = learner(model).accumulate(rows, denominator or global_denominator(rows))
-    found = gradients(model)
-    largest = max(float(g.abs().max()) for g in expected.values())
-    worst = max(float((found[name] - expected[name]).abs().max()) for name in expected)
-    return max(worst / largest, abs(stats["loss"] - expected_loss))
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_loss_and_gradient_equal_the_oracle(kept: bool) -> None:
-    assert disagreement(near_policy_rows(kept=kept)) < 1e-9
-
-
-def test_without_old_logprobs_the_ratio_is_against_the_rollout() -> None:
-    rows = [replace(row, rollout_logprobs=row.old_logprobs, old_logprobs=None) for row in near_policy_rows()]
-    assert disagreement(rows) < 1e-9
-
-
-CLIP, FORWARD = losses.clipped_policy_loss, LogprobForward.__call__
-
-
-def unclipped(log_ratio: Tensor, advantage: Tensor, **_: float) -> losses.PolicyLoss:
-    return CLIP(log_ratio, advantage, clip_low=0.999, clip_high=1e9)
-
-
-def swapped_bounds(log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> losses.PolicyLoss:
-    return CLIP(log_ratio, advantage, clip_low=clip_high, clip_high=clip_low)
-
-
-def inverted_ratio(log_ratio: Tensor, advantage: Tensor, **clip: float) -> losses.PolicyLoss:
-    return CLIP(-log_ratio, advantage, **clip)
-
-
-def wrong_sign(log_ratio: Tensor, advantage: Tensor, **clip: float) -> losses.PolicyLoss:
-    return CLIP(log_ratio, -advantage, **clip)
-
-
-def no_temperature(self: LogprobForward, batch: Any, _: float) -> TokenLogprobs:
-    return FORWARD(self, batch, 1.0)
-
-
-def kept_ignored(self: LogprobForward, batch: Any, temperature: float) -> TokenLogprobs:
-    return FORWARD(self, replace(batch, kept_ids=None), temperature)
-
-
-def kl_on_truncated(self: LogprobForward, batch: Any, temperature: float) -> TokenLogprobs:
-    out = FORWARD(self, batch, temperature)
-    return replace(out, full=out.policy)
-
-
-def shifted_by_one(self: LogprobForward, batch: Any, temperature: float) -> TokenLogprobs:
-    return FORWARD(self, replace(batch, position_N=(batch.position_N - 1).clamp(min=0)), temperature)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "mutant"),
-    [
-        (losses, "clipped_policy_loss", unclipped),
-        (losses, "clipped_policy_loss", swapped_bounds),
-        (losses, "clipped_policy_loss", inverted_ratio),
-        (losses, "clipped_policy_loss", wrong_sign),
-        (losses, "k3", lambda x: -x),
-        (losses, "k3", lambda x: torch.expm1(-x) + x),
-        (losses, "k3", lambda x: x**2 / 2),
-        (losses, "masked_sum", lambda values, mask: values.sum()),
-        (objectives, "loss_mask", lambda rows, like: torch.ones_like(like).bool()),
-        (LogprobForward, "__call__", no_temperature),
-        (LogprobForward, "__call__", kept_ignored),
-        (LogprobForward, "__call__", kl_on_truncated),
-        (LogprobForward, "__call__", shifted_by_one),
-    ],
+from grpo_engine.config_training import (
+    AuxiliaryConfig,
+    CISPOLoss,
+    ClipLoss,
+    CorrectionConfig,
+    EntropyConfig,
+    GSPOLoss,
+    KLConfig,
 )
-def test_a_wrong_formula_disagrees_with_the_oracle(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mutant: Callable[..., Any]
+from grpo_engine.model.logprobs import TokenLogprobs
+from grpo_engine.training import objectives as module
+from grpo_engine.training.objectives import PolicyObjective, Sums
+from grpo_engine.types import Normalizer, global_denominator
+from tests.unit.oracles.mutation import mutant
+from tests.unit.oracles.objective import Batch, gradients, random_batch, total_loss
+
+LOSSES: list[Any] = [
+    ClipLoss(clip_high=0.28),
+    ClipLoss(dual_clip=1.5),
+    GSPOLoss(clip_low=0.1, clip_high=0.2),
+    CISPOLoss(clip_high=0.28),
+    CISPOLoss(clip_low=0.2),
+]
+NORMALIZERS = [Normalizer("tokens"), Normalizer("sequences"), Normalizer("constant", 16)]
+KLS: list[Any] = [KLConfig(weight=0.1, estimator=e, unbiased=u) for e, u in product(("k1", "k2", "k3"), (False, True))]
+KLS += [KLConfig(track=False), KLConfig(weight=0.1, place="reward")]
+CORRECTIONS: list[Any] = [
+    CorrectionConfig(),
+    CorrectionConfig(kind="truncate", max_weight=1.3),
+    CorrectionConfig(kind="mask", level="sequence", min_weight=0.5),
+    CorrectionConfig(kind="mask", level="geometric", min_weight=0.8, max_weight=1.3),
+]
+FULL = PolicyObjective(
+    temperature=1.0,
+    loss=LOSSES[0],
+    kl=KLConfig(weight=0.1),
+    entropy=EntropyConfig(bonus=0.05, top_share=0.5),
+    correction=CORRECTIONS[1],
+    auxiliary=AuxiliaryConfig(weight=0.2),
+    normalizer=NORMALIZERS[1],
+)
+objectives_ = st.builds(
+    PolicyObjective,
+    temperature=st.just(1.0),
+    loss=st.sampled_from(LOSSES),
+    kl=st.sampled_from(KLS),
+    entropy=st.sampled_from([EntropyConfig(), EntropyConfig(bonus=0.05)]),
+    correction=st.sampled_from(CORRECTIONS),
+    auxiliary=st.builds(AuxiliaryConfig, weight=st.sampled_from([0.0, 0.2]), rows=st.sampled_from(["positive", "all"])),
+    normalizer=st.sampled_from(NORMALIZERS),
+    old_logprobs=st.sampled_from(["trainer", "sampler"]),
+)
+lengths_ = st.lists(st.integers(0, 6), min_size=1, max_size=5)
+each_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.kind)
+each_normalizer = pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda normalizer: normalizer.kind)
+
+
+def slopes(sums: Sums, logprobs: TokenLogprobs) -> list[float]:
+    """Gradient of the loss by policy, full and entropy, one after another."""
+    leaves = [logprobs.policy, logprobs.full, logprobs.entropy]
+    found = torch.autograd.grad(sums.loss + sum(0 * leaf.sum() for leaf in leaves), leaves)
+    return [float(entry) for column in found for entry in column]
+
+
+def disagreement(implementation: Any, objective: Any, batch: Batch) -> float:
+    """Largest difference of loss and gradient to the naive oracle."""
+    logprobs = batch.logprobs()
+    sums = implementation.PolicyObjective.__call__(objective, logprobs, batch.rows)
+    pairs = zip(slopes(sums, logprobs), gradients(batch, objective), strict=True)
+    worst = abs(sums.loss.item() - total_loss(batch, batch.policy, objective))
+    return max([worst, *(abs(a - b) for a, b in pairs)])
+
+
+@settings(deadline=None, max_examples=150)
+@given(objective=objectives_, lengths=lengths_, seed=st.integers(0, 999), with_old=st.booleans())
+def test_loss_and_gradient_equal_the_naive_oracle(
+    objective: PolicyObjective, lengths: list[int], seed: int, with_old: bool
 ) -> None:
-    rows = near_policy_rows(kept=True)
-    monkeypatch.setattr(owner, name, mutant)
-    assert disagreement(rows) > 1e-3
+    assert disagreement(module, objective, random_batch(lengths, seed, with_old=with_old)) < 1e-6
 
 
-def test_a_denominator_that_counts_masked_tokens_disagrees() -> None:
-    rows = near_policy_rows()
-    assert disagreement(rows, float(sum(len(row.completion_ids) for row in rows))) > 1e-2
+MUTATIONS = [
+    ("sampled if from_sampler else policy.detach()", "sampled"),
+    ("sampled if from_sampler else policy.detach()", "policy"),
+    ('"token_advantages", columns', '"ref_logprobs", columns'),
+    ('mask & columns.flags("policy_mask")', "mask"),
+    ("masked(terms.loss, chosen)", "terms.loss"),
+    ("* weights.weight.to(policy.dtype)", ""),
+    ("correction_weights(old - sampled,", "correction_weights(policy - sampled,"),
+    ("part * token_weight", "part"),
+    ("masked(policy - old, mask))", "masked(old - policy, mask))"),
+    ("LossInputs(policy, old,", "LossInputs(logprobs.full, old,"),
+    (
+        'columns.numbers("ref_logprobs") - logprobs.full, mask)',
+        'columns.numbers("ref_logprobs") - logprobs.policy, mask)',
+    ),
+    ('self.kl.place == "loss"', "True"),
+    ("self.kl.weight * kl.kl_loss", "kl.kl_loss"),
+    ("-self.entropy.bonus * masked", "self.entropy.bonus * masked"),
+    ("every or row.advantage > 0", "True"),
+    ("mask & of_rows", "of_rows"),
+    ("-self.auxiliary.weight * masked(logprobs.policy", "-self.auxiliary.weight * masked(logprobs.full"),
+]
 
 
-def test_supervised_loss_and_accuracy_by_hand() -> None:
-    model, rows = tiny_llama(), ragged_rows()
-    stats = learner(model, SupervisedObjective()).accumulate(rows, global_denominator(rows))
-    nll, right = [], []
-    for row in rows:
-        logits = model(torch.tensor([row.prompt_ids + row.completion_ids])).logits[0].detach()
-        for t, token in enumerate(row.completion_ids):
-            if row.loss_mask is None or row.loss_mask[t]:
-                at = logits[len(row.prompt_ids) - 1 + t]
-                nll.append(float(torch.logsumexp(at, 0) - at[token]))
-                right.append(int(at.argmax()) == token)
-    assert stats["loss"] == pytest.approx(math.fsum(nll) / len(nll), abs=1e-9)
-    assert stats["sft/token_accuracy"] == pytest.approx(sum(right) / len(right), abs=1e-12)
-    assert set(stats) == {"loss", "sft/token_accuracy"}
+@pytest.mark.parametrize(("original", "mutated"), MUTATIONS)
+def test_a_mutated_objective_disagrees_with_the_oracle(original: str, mutated: str) -> None:
+    wrong = mutant(module, "PolicyObjective", original, mutated)
+    objectives = [FULL, replace(FULL, kl=KLConfig(weight=1, place="reward")), replace(FULL, kl=KLS[3])]
+    worst = 0.0
+    for objective, with_old in product(objectives, (True, False)):
+        own = wrong.PolicyObjective(**{name: getattr(objective, name) for name in FULL.__dataclass_fields__})
+        worst = max(worst, disagreement(wrong, own, random_batch([3, 5, 4, 6], 5, with_old=with_old)))
+    assert worst > 1e-3
 
 
-def test_statistics_by_hand_at_the_first_update() -> None:
-    model, rows = tiny_llama(), ragged_rows(loss_mask=None)
-    own = learner(model).logprobs(rows)
-    rows = [replace(row, rollout_logprobs=s, old_logprobs=s, ref_logprobs=s) for row, s in zip(rows, own, strict=True)]
-    stats = learner(model).accumulate(rows, global_denominator(rows))
-    tokens = sum(len(row.completion_ids) for row in rows)
-    expected_loss = -sum(row.advantage * len(row.completion_ids) for row in rows) / tokens
-    assert stats.pop("loss") == pytest.approx(expected_loss, abs=1e-9)
-    assert 0 < stats.pop("policy/entropy") < math.log(23)
-    assert stats.pop("policy/ratio_mean") == 1.0
-    assert stats == dict.fromkeys(stats, 0.0)  # kl, clip shares, sampler gap
-    assert set(stats) == {f"policy/{n}" for n in ("kl", "clip_share", "clip_low_share", "clip_high_share")} | {
-        "sampler/logprob_gap_k3"
-    }
+# ---------------------------------------------------------------- invariants
+def part_of(batch: Batch, indices: Sequence[int]) -> Batch:
+    starts = [sum(len(row.completion_ids) for row in batch.rows[:index]) for index in range(len(batch.rows))]
+    tokens = [t for i in indices for t in range(starts[i], starts[i] + len(batch.rows[i].completion_ids))]
+    columns = [[column[t] for t in tokens] for column in (batch.policy, batch.full, batch.entropy)]
+    return Batch([batch.rows[i] for i in indices], *columns)
 
 
-def test_clip_shares_and_gaps_are_token_weighted_over_trained_tokens_only() -> None:
-    # ratios 1.5 (three tokens, good), 0.5 (one token, bad), 1 (two trained tokens), 9 (masked)
-    cases = [([2, 3, 4], 1.0, 1.5, None), ([5], -1.0, 0.5, None), ([6, 7, 8], 1.0, 1.0, [True, True, False])]
-    rows = [TrainRow([9, 10], ids, adv, ref_logprobs=[0.0] * len(ids), loss_mask=mask) for ids, adv, _, mask in cases]
-    model = tiny_llama()
-    trainer = learner(model, max_micro_batch_rows=1)
-    moved = []
-    for row, own, (_, _, ratio, mask) in zip(rows, trainer.logprobs(rows), cases, strict=True):
-        old = [value - math.log(ratio) for value in own]
-        old[-1] -= math.log(9) if mask else 0.0
-        moved.append(replace(row, rollout_logprobs=old))
-    stats = trainer.accumulate(moved, global_denominator(moved))
-    assert stats["policy/clip_high_share"] == pytest.approx(3 / 6)
-    assert stats["policy/clip_low_share"] == pytest.approx(1 / 6)
-    assert stats["policy/clip_share"] == pytest.approx(4 / 6)
-    assert stats["policy/ratio_mean"] == pytest.approx((3 * 1.5 + 0.5 + 2) / 6)
-    gap = 3 * (0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))
-    assert stats["sampler/logprob_gap_k3"] == pytest.approx(gap / 6)
+def loss_of(objective: PolicyObjective, batch: Batch, groups: Sequence[Sequence[int]]) -> float:
+    """Loss of a step that is gone through in these groups of rows."""
+    sums = [objective(part.logprobs(), part.rows).loss.item() for part in (part_of(batch, group) for group in groups)]
+    return math.fsum(sums) / global_denominator(batch.rows, objective.normalizer)
 
 
-def test_kl_is_measured_without_a_weight_and_absent_when_not_tracked() -> None:
-    rows = near_policy_rows()
-    tracked = learner(tiny_llama(), replace(POLICY, kl_weight=0.0)).accumulate(rows, 1.0)
-    untracked = learner(tiny_llama(), replace(POLICY, kl_weight=0.0, track_kl=False)).accumulate(rows, 1.0)
-    assert tracked.pop("policy/kl") > 0
-    assert tracked == untracked
+@each_loss
+@each_normalizer
+@pytest.mark.parametrize("split", [[[0], [1], [2], [3], [4]], [[4, 0], [2, 3, 1]], [[4, 3, 2, 1, 0]]])
+def test_any_split_into_micro_batches_and_any_order_give_the_same_loss(
+    loss: Any, normalizer: Normalizer, split: list[list[int]]
+) -> None:
+    objective = replace(FULL, loss=loss, normalizer=normalizer)
+    batch = random_batch([4, 1, 6, 3, 5], 5)
+    whole = loss_of(objective, batch, [[0, 1, 2, 3, 4]])
+    assert abs(whole) > 1e-3
+    assert loss_of(objective, batch, split) == pytest.approx(whole, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("ref_logprobs", None, "row 0 has no ref_logprobs"),
-        ("rollout_logprobs", None, "row 0 has no rollout_logprobs"),
-        ("old_logprobs", [-1.0] * 30, "row 0: 30 values of old_logprobs for"),
-        ("loss_mask", [True] * 30, "row 0: 30 values of loss_mask for"),
-    ],
-)
-def test_rows_that_lack_something_are_refused(field: str, value: object, message: str) -> None:
-    rows = [replace(row, **{field: value}) for row in ragged_rows()]
-    with pytest.raises(ValueError, match=message):
-        learner(tiny_llama()).accumulate(rows, 1.0)
+@each_loss
+@each_normalizer
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_fully_masked_rows_give_zero_and_no_gradient(loss: Any, normalizer: Normalizer, poison: float) -> None:
+    objective = replace(FULL, loss=loss, normalizer=normalizer, kl=KLConfig(weight=0.1, unbiased=True))
+    batch = random_batch([3, 2], 1)
+    rows = [replace(row, loss_mask=[False] * len(row.completion_ids), policy_mask=None) for row in batch.rows]
+    bad = [poison] * 5
+    logprobs = Batch(rows, bad, bad, bad).logprobs()
+    sums = objective(logprobs, rows)
+    assert sums.loss.item() == 0.0
+    assert slopes(sums, logprobs) == [0.0] * 15
+    assert {float(value) for value in (sums.stats | sums.parts | sums.maxima).values()} == {0.0}
+
+
+@each_loss
+def test_a_masked_row_beside_others_changes_nothing(loss: Any) -> None:
+    objective = replace(FULL, loss=loss)
+    batch = random_batch([4, 3], 7)
+    alone = objective(part_of(batch, [0]).logprobs(), batch.rows[:1])
+    rows = [batch.rows[0], replace(batch.rows[1], loss_mask=[False] * 3)]
+    beside = objective(Batch(rows, batch.policy, batch.full, batch.entropy).logprobs(), rows)
+    assert beside.loss.item() == pytest.approx(alone.loss.item(), rel=1e-14)
+    assert {k: float(v) for k, v in beside.stats.items()} == pytest.approx(
+        {k: float(v) for k, v in alone.stats.items()}
+    )
+
+
+@each_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_ratio_is_exactly_one_without_old_logprobs(loss: Any, dtype: torch.dtype) -> None:
+    batch = random_batch([4, 6, 2], 3, with_old=False)
+    logprobs = batch.logprobs()
+    cast = TokenLogprobs(
+        logprobs.policy.to(dtype), logprobs.full.to(dtype), logprobs.entropy.to(dtype), logprobs.correct
+    )
+    sums = replace(FULL, loss=loss)(cast, batch.rows)
+    trained = sum(row.num_trained_tokens for row in batch.rows)
+    assert sums.stats["policy/ratio_mean"].item() == trained
+    assert sums.maxima["policy/ratio_max"].item() == 1.0
+    assert sums.stats["policy/clip_share"].item() == 0.0
+
+
+def test_rows_with_and_without_old_logprobs_may_be_mixed() -> None:
+    batch = random_batch([3, 4], 4)
+    rows = [batch.rows[0], replace(batch.rows[1], old_logprobs=None)]
+    assert disagreement(module, FULL, replace(batch, rows=rows)) < 1e-6
+
+
+def test_correction_weights_stay_the_same_over_the_updates_of_a_batch() -> None:
+    objective = replace(FULL, correction=CorrectionConfig(kind="mask", min_weight=0.8, max_weight=1.2))
+    batch = random_batch([6, 6], 9)
+    moved = replace(batch, policy=[value + 0.5 for value in batch.policy])
+    first, later = objective(batch.logprobs(), batch.rows), objective(moved.logprobs(), batch.rows)
+    for name in ("sampler/weight_mean", "sampler/masked_share", "sampler/logprob_gap_k3"):
+        assert first.stats[name].item() == later.stats[name].item() > 0
+
+
+def test_the_entropy_mask_changes_the_policy_term_alone() -> None:
+    batch = random_batch([5, 4], 11)
+    rows = [replace(row, policy_mask=[False] * len(row.completion_ids)) for row in batch.rows]
+    masked, whole = FULL(batch.logprobs(), rows), FULL(batch.logprobs(), batch.rows)
+    assert masked.parts["loss/policy"].item() == masked.stats["policy/clip_share"].item() == 0.0
+    for name in ("loss/kl", "loss/entropy", "loss/auxiliary"):
+        assert masked.parts[name].item() == whole.parts[name].item() != 0.0
+    assert global_denominator(rows, FULL.normalizer) == global_denominator(batch.rows, FULL.normalizer)
