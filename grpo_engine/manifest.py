@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from grpo_engine.config_sources import ModelConfig
 from grpo_engine.errors import CheckpointInvalid
 
 MANIFEST_NAME = "manifest.json"
@@ -24,6 +25,20 @@ class FileEntry(BaseModel):
 
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class AdapterBase(BaseModel):
+    """What the adapter of a LoRA checkpoint lies on: the checkpoint holds no weights of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base: str
+    """Folder of the base as trained, or `tiny_llama`."""
+    base_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """`model.adapters.base_hash` of it."""
+    model: ModelConfig
+    seed: int
+    """With `model` what makes the base again."""
 
 
 class Manifest(BaseModel):
@@ -43,6 +58,8 @@ class Manifest(BaseModel):
     reward_versions: dict[str, str] = Field(default_factory=dict)
     git_commit: str | None = None
     package_versions: dict[str, str] = Field(default_factory=dict)
+    adapter: AdapterBase | None = None
+    """Set in a LoRA checkpoint: the root has no weights then."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Last values of the step; null when not finite."""
     files: dict[str, FileEntry]

@@ -1,4 +1,4 @@
-"""All commands: up, demo, login, worker, migrate, config check, model import; the groups run, token and user."""
+"""All commands: up, demo, login, worker, migrate, import-trl; the groups run, checkpoint, config, model, token, user."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 
 from app.cli import demo as demo_run
+from app.cli.checkpoints import checkpoint_cli
 from app.cli.configs import named_file
 from app.cli.local import local_session
 from app.cli.people import token_cli, user_cli
 from app.cli.runs import run_cli
+from app.cli.trl import import_trl_config
 from app.launcher import House, address_of
 from app.migrate import upgrade
 from app.settings import Settings, get_settings
@@ -31,10 +33,12 @@ cli = typer.Typer(
 config_cli = typer.Typer(help="Configs.", no_args_is_help=True)
 model_cli = typer.Typer(help="Models.", no_args_is_help=True)
 cli.add_typer(run_cli, name="run")
+cli.add_typer(checkpoint_cli, name="checkpoint")
 cli.add_typer(config_cli, name="config")
 cli.add_typer(model_cli, name="model")
 cli.add_typer(token_cli, name="token")
 cli.add_typer(user_cli, name="user")
+cli.command("import-trl")(import_trl_config)
 
 PortOption = Annotated[int | None, typer.Option(help="Port of the web application [COHORT_PORT].", min=1, max=65535)]
 

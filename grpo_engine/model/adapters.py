@@ -8,12 +8,17 @@ merging and unmerging rounds W a little further away each time.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -26,6 +31,7 @@ NAME = "default"
 """peft's name of the one adapter."""
 FILE_PREFIX = "base_model.model."
 """What peft's files put before the layer's name in the plain model."""
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 SHOWN_NAMES = 12
 
 
@@ -135,6 +141,30 @@ class FrozenAdapter:
         finally:
             for name, parameter in parameters.items():
                 parameter.data = present[name]
+
+
+# ---------------------------------------------------------------- files
+def write_adapter(folder: Path, model: PreTrainedModel) -> None:
+    """peft's own two files, which PeftModel.from_pretrained(base, folder) and vLLM load."""
+    config = cast(Any, model.peft_config[NAME]).to_dict() | {"inference_mode": True}
+    # Sets have no order of their own: sorted, equal adapters have equal files.
+    texts = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(texts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    tensors = {name: parameter.detach().contiguous() for name, parameter in adapter_tensors(model).items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def read_adapter(folder: Path) -> tuple[LoraAdapter, dict[str, Tensor]]:
+    """Settings and tensors (named as in `adapter_tensors`) that `write_adapter` wrote.
+
+    Raises CheckpointInvalid when they cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_bytes())
+        config = LoraAdapter(rank=found["r"], alpha=found["lora_alpha"], target_modules=found["target_modules"])
+        return config, load_file(folder / WEIGHTS_FILE)
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise CheckpointInvalid(f"the adapter in {folder} cannot be read: {error}") from error
 
 
 # ---------------------------------------------------------------- merging

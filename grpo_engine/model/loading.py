@@ -42,6 +42,8 @@ class Policy:
     max_context_tokens: int
     """Longest prompt plus completion."""
     device: torch.device
+    base_sha256: str | None = None
+    """`adapters.base_hash` of the model before it got an adapter; None without one, or where nobody asked yet."""
 
 
 def load_policy(config: ModelConfig, *, seed: int, dtype: str, device: torch.device) -> Policy:
@@ -124,6 +126,9 @@ def _require_files(folder: Path) -> None:
     there = f"it holds {', '.join(present[:8])}" if present else "it is empty"
     if "config.json" not in present:
         raise _unusable(folder, f"has no config.json ({there})", "give the folder that holds config.json")
+    if (folder / "trainer" / "adapter").is_dir():
+        remedy = "make a folder with weights of it: `cohort checkpoint merge CHECKPOINT OUT`"
+        raise _unusable(folder, "is a checkpoint of an adapter, without its base's weights", remedy)
     if not any(name.endswith(".safetensors") for name in present):
         remedy = "convert the weights with save_pretrained; pickled weights are not read"
         raise _unusable(folder, f"has no .safetensors file ({there})", remedy)

@@ -2,8 +2,11 @@
 
     1-rl-000040/
     ├── model.safetensors, config.json, generation_config.json, tokenizer files, README.md
-    ├── trainer/  masters.safetensors, optimizer.safetensors, learner.json, state.json, rng.json
+    ├── trainer/  masters.safetensors, optimizer.safetensors, learner.json, state.json, rng.json, rng-1.json …, value/
     └── manifest.json
+
+With a LoRA adapter the root has all of this but weights, and `trainer/adapter/` holds the adapter in peft's format; the
+manifest names the base and its hash, and `cohort checkpoint merge` makes a folder with weights.
 
 Written aside as `<name>.tmp`, every file and directory fsynced, then renamed: a kill leaves either the whole checkpoint
 or a `.tmp` that the next save removes. Resume reads the masters in `trainer/`, so nothing depends on the root's bytes.
@@ -16,16 +19,19 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config import FolderModel, RunConfig
 from grpo_engine.errors import CheckpointInvalid, StorageFull
-from grpo_engine.manifest import MANIFEST_NAME, Manifest, list_files, write_manifest
+from grpo_engine.manifest import MANIFEST_NAME, AdapterBase, Manifest, list_files, write_manifest
+from grpo_engine.model.adapters import base_hash, has_adapter, write_adapter
 from grpo_engine.model.loading import Policy
 from grpo_engine.protocols import Learner
 from grpo_engine.provenance import git_commit, package_versions
@@ -33,7 +39,7 @@ from grpo_engine.training import rng as rng_state
 from grpo_engine.training.model_card import model_card
 from grpo_engine.types import StageProgress
 
-TRAINER, STATE, RNG, ASIDE = "trainer", "state.json", "rng.json", ".tmp"
+TRAINER, ADAPTER, STATE, ASIDE = "trainer", "adapter", "state.json", ".tmp"
 
 
 def checkpoint_name(stage: str, step: int) -> str:
@@ -54,19 +60,20 @@ def save_checkpoint(
     reward_versions: Mapping[str, str],
     data_versions: Mapping[str, str] | None = None,
     extra_files: Mapping[str, Path] | None = None,
-    rng: bool = True,
+    rng_states: Sequence[Mapping[str, Any]] | None = None,
 ) -> Manifest:
     """Write a whole checkpoint to `folder`, replacing one of the same name.
 
     `extra_files` (name -> file) are copied into `trainer/`, such as the reference a stage measures KL against.
+    `rng_states` are what `rng.capture` gave on each rank, in rank order; None = this process is the only rank.
     Raises StorageFull, leaving nothing behind, when the disk is full or cannot be written."""
     aside = folder.with_name(folder.name + ASIDE)
     try:
         _remove_leftovers(folder.parent)
         (aside / TRAINER).mkdir(parents=True)
-        policy.model.save_pretrained(aside)
-        policy.tokenizer.save_pretrained(aside)
-        _write_trainer(aside / TRAINER, learner, progress, extra_files or {}, rng=rng)
+        _write_model(aside, policy)
+        _write_trainer(aside / TRAINER, learner, progress, extra_files or {})
+        _write_rng(aside / TRAINER, [rng_state.capture()] if rng_states is None else rng_states)
         manifest = Manifest(
             stage=stage,
             step=progress.step,
@@ -78,13 +85,14 @@ def save_checkpoint(
             reward_versions=dict(reward_versions),
             git_commit=git_commit(),
             package_versions=package_versions(),
+            adapter=_adapter_base(policy, config),
             metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
             files={},
         )
         (aside / "README.md").write_text(model_card(config, manifest), encoding="utf-8")
         manifest = manifest.model_copy(update={"files": list_files(aside)})
         write_manifest(aside, manifest)
-        _sync_tree(aside)
+        sync_tree(aside)
         _put_in_place(aside, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -92,20 +100,52 @@ def save_checkpoint(
     return manifest
 
 
-def _write_trainer(
-    trainer: Path, learner: Learner, progress: StageProgress, extra_files: Mapping[str, Path], *, rng: bool
-) -> None:
-    """What training needs to go on: learner, place, random state, and files that belong to the stage."""
+def _write_model(folder: Path, policy: Policy) -> None:
+    """The root: model and tokenizer; without weights where only an adapter is trained."""
+    policy.tokenizer.save_pretrained(folder)
+    if not has_adapter(policy.model):
+        policy.model.save_pretrained(folder)
+        return
+    write_model_config(folder, policy.model)
+    write_adapter(folder / TRAINER / ADAPTER, policy.model)
+
+
+def write_model_config(folder: Path, model: PreTrainedModel) -> None:
+    """What `model.save_pretrained` writes besides the weights."""
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+
+
+def _adapter_base(policy: Policy, config: RunConfig) -> AdapterBase | None:
+    if not has_adapter(policy.model):
+        return None
+    base = config.model.path if isinstance(config.model, FolderModel) else config.model.source
+    digest = policy.base_sha256 or base_hash(policy.model)
+    return AdapterBase(base=base, base_sha256=digest, model=config.model, seed=config.seed)
+
+
+def _write_trainer(trainer: Path, learner: Learner, progress: StageProgress, extra_files: Mapping[str, Path]) -> None:
+    """What training needs to go on: learner, place, and files that belong to the stage."""
     learner.save(trainer)
     _write_json(trainer / STATE, asdict(progress))
     for name, source in extra_files.items():
         shutil.copyfile(source, trainer / name)
-    if rng:
-        _write_json(trainer / RNG, rng_state.capture())
+
+
+def _write_rng(trainer: Path, states: Sequence[Mapping[str, Any]]) -> None:
+    for rank, state in enumerate(states):
+        _write_json(trainer / _rng_name(rank), state)
+
+
+def _rng_name(rank: int) -> str:
+    return f"rng-{rank}.json" if rank else "rng.json"
 
 
 def load_progress(folder: Path, *, rng: bool = False) -> StageProgress:
-    """Where the stage was; with `rng` also sets the random state of every library. Verify the folder before.
+    """Where the stage was; with `rng` also sets the random state of every library, as on rank 0. Verify before.
 
     Raises CheckpointInvalid when a file is missing or unreadable."""
     try:
@@ -117,16 +157,19 @@ def load_progress(folder: Path, *, rng: bool = False) -> StageProgress:
     return progress
 
 
-def restore_rng(folder: Path) -> None:
-    """Raises CheckpointInvalid when the checkpoint holds no usable random state."""
+def restore_rng(folder: Path, rank: int = 0) -> None:
+    """Raises CheckpointInvalid when the checkpoint holds no usable random state of that rank."""
+    path = folder / TRAINER / _rng_name(rank)
     try:
-        rng_state.restore(json.loads((folder / TRAINER / RNG).read_bytes()))
+        rng_state.restore(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointInvalid(f"{folder / TRAINER / RNG} cannot be restored: {error}") from error
+        raise CheckpointInvalid(f"{path} cannot be restored: {error}") from error
 
 
-def remove_old(folder: Path, keep_last: int, stage: str) -> list[Path]:
-    """Remove all but the newest `keep_last` (at least 1) checkpoints of `stage` in `folder`; returns those removed."""
+def remove_old(folder: Path, keep_last: int, stage: str, protected: Collection[Path] = ()) -> list[Path]:
+    """Remove all but the newest `keep_last` (at least 1) checkpoints of `stage` in `folder`; returns those removed.
+
+    `protected` ones stay too, such as the last good one before an alarm."""
     _remove_leftovers(folder)
     pattern = re.compile(re.escape(stage) + r"-(\d{6,})")
     steps = {
@@ -134,7 +177,8 @@ def remove_old(folder: Path, keep_last: int, stage: str) -> list[Path]:
         for path in folder.iterdir()
         if (match := pattern.fullmatch(path.name)) and (path / MANIFEST_NAME).is_file()
     }
-    removed = [steps[step] for step in sorted(steps)[: -max(1, keep_last)]]
+    old = [steps[step] for step in sorted(steps)[: -max(1, keep_last)]]
+    removed = [path for path in old if path not in protected]
     for path in removed:
         # Renamed first, so that a kill in between leaves no half checkpoint under a good name.
         doomed = path.with_name(path.name + ASIDE)
@@ -163,7 +207,8 @@ def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value) + "\n", encoding="utf-8")
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """fsync every file and directory of it."""
     for directory, _, names in os.walk(folder, topdown=False):
         for name in names:
             _sync(Path(directory) / name)

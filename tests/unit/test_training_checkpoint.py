@@ -17,6 +17,7 @@ from grpo_engine.config import AdditionData, RunConfig, SFTStage, TinyLlamaModel
 from grpo_engine.errors import CheckpointInvalid, StorageFull
 from grpo_engine.manifest import Manifest, manifest_sha256, total_bytes, verify
 from grpo_engine.model.loading import Policy, load_policy
+from grpo_engine.training import rng
 from grpo_engine.training.checkpoint import (
     checkpoint_name,
     load_progress,
@@ -128,9 +129,23 @@ def test_saving_draws_no_random_number(save: Callable[..., Manifest]) -> None:
 
 
 def test_without_random_state_restoring_it_is_refused(save: Callable[..., Manifest], tmp_path: Path) -> None:
-    save(rng=False)
+    save(rng_states=[])
     with pytest.raises(CheckpointInvalid, match=r"rng\.json cannot be restored"):
         restore_rng(tmp_path / "0-sft-000003")
+
+
+def test_each_rank_gets_its_own_random_state_back(save: Callable[..., Manifest], tmp_path: Path) -> None:
+    states, expected = [], []
+    for seed in range(3):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        states.append(rng.capture())
+        expected.append(draw())
+    save(rng_states=states)
+    for rank in (2, 0, 1):
+        restore_rng(tmp_path / "0-sft-000003", rank)
+        assert draw() == expected[rank]
+    with pytest.raises(CheckpointInvalid, match=r"rng-3\.json cannot be restored"):
+        restore_rng(tmp_path / "0-sft-000003", 3)
 
 
 def test_extra_files_lie_in_the_trainer_folder(save: Callable[..., Manifest], tmp_path: Path) -> None:
@@ -209,6 +224,12 @@ def test_unreadable_progress_is_named(save: Callable[..., Manifest], tmp_path: P
     (tmp_path / "0-sft-000003" / "trainer" / "state.json").write_text(content)
     with pytest.raises(CheckpointInvalid, match=r"state\.json cannot be read"):
         load_progress(tmp_path / "0-sft-000003")
+
+
+def test_retention_spares_what_is_protected(tmp_path: Path) -> None:
+    names = [checkpoint_name("1-rl", step) for step in (10, 20, 30, 40)]
+    fake_checkpoints(tmp_path, *names)
+    assert remove_old(tmp_path, 1, "1-rl", {tmp_path / names[1]}) == [tmp_path / names[0], tmp_path / names[2]]
 
 
 def fake_checkpoints(folder: Path, *names: str) -> None:
