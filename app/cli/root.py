@@ -1,4 +1,4 @@
-"""All commands: up, demo, login, worker, migrate, import-trl; the groups run, checkpoint, config, model, token, user."""
+"""All commands: up, demo, login, worker, migrate, import-trl; groups run, checkpoint, config, model, token, user."""
 
 from __future__ import annotations
 
