@@ -171,7 +171,8 @@ class KLConfig(Config):
     weight: float = Field(0.0, ge=0)
     """Factor of the KL; 0 trains without. R1 uses 0.001."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """With x = log reference - log policy: k1 = -x, k2 = x²/2, k3 = exp(x) - x - 1."""
+    """With x = log reference - log policy: k1 = -x, k2 = x²/2, k3 = exp(x) - x - 1. In the loss k1 has no gradient in
+    expectation unless unbiased; in the reward k1 is the unbiased one."""
     place: Literal["loss", "reward"] = "loss"
     """In the loss a token at a time, or subtracted from the reward before advantages (a token at a time in PPO)."""
     unbiased: bool = False
@@ -182,7 +183,7 @@ class KLConfig(Config):
 
 class EntropyConfig(Config):
     bonus: float = Field(0.0, ge=0)
-    """The mean entropy times this is subtracted from the loss."""
+    """The entropy times this is subtracted from each token's loss, under the loss's normalizer; 0 leaves it out."""
     top_share: float = Field(1.0, gt=0, le=1)
     """Policy loss on this share of the step's tokens, those of highest entropy; 0.2 in "Beyond the 80/20 rule"."""
 
