@@ -102,7 +102,8 @@ class Ranks:
     def kill(self) -> None:
         """SIGKILL to every descendant, until none is left."""
         killed: set[int] = set()
-        while living := self._descendants():
+        # A rank whose main thread is a zombie may still have threads that hold its memory and devices.
+        while (living := self._descendants()) or any(process.poll() is None for process in self._processes):
             for pid in living:
                 _kill(pid)
             killed |= living
