@@ -11,7 +11,7 @@ KIND_LABELS = {
     "tiny_llama": "tiny Llama", "reasoning_gym": "reasoning-gym",
 }  # fmt: skip
 """Kind -> what people call it, where that is not its name with spaces."""
-ACRONYMS = {"kl": "KL", "gae": "GAE", "lora": "LoRA"}
+ACRONYMS = {"kl": "KL", "gae": "GAE", "lora": "LoRA", "logprobs": "log-probabilities", "value": "value model"}
 
 
 @dataclass(frozen=True)

@@ -180,9 +180,13 @@ class _Builder:
 
 
 def _other_defaults(old: Schema, new: Schema) -> set[str]:
-    """Fields that two kinds have under one name, with different defaults."""
+    """Fields that two kinds have under one name, with different defaults, and checkboxes that only the new kind has:
+    a browser posts nothing for a box that it did not show, which is not the same as an empty one."""
     before, after = old.get("properties", {}), new.get("properties", {})
-    return {name for name in before.keys() & after.keys() if before[name].get("default") != after[name].get("default")}
+    differ = {
+        name for name in before.keys() & after.keys() if before[name].get("default") != after[name].get("default")
+    }
+    return differ | {name for name in after.keys() - before.keys() if after[name].get("type") == "boolean"}
 
 
 def _kind(schema: Schema) -> str:

@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 from app.models import Attempt, Run, SelfTestRow
 
 LABELS = {
-    "on_policy_ratio": "On-policy ratio is 1",
-    "gradient_invariance": "Gradient is the same however the batch is cut",
-    "sampler_and_trainer_agree": "Sampler and trainer agree",
-    "chat_template_prefix": "Chat template only appends",
+    "on_policy_ratio": "On-policy ratio",
+    "gradient_invariance": "Gradient invariance",
+    "sampler_and_trainer_agree": "Sampler against trainer",
+    "chat_template_prefix": "Chat template",
     "special_tokens": "Special tokens",
     "end_tokens": "End tokens",
 }

@@ -16,6 +16,18 @@ def test_another_kind_of_data_shows_its_own_fields_and_keeps_the_rest(page: Page
     expect(page.locator("[name='name']")).to_have_value("my own name")
 
 
+def test_another_loss_and_advantage_start_from_their_own_defaults_and_sections_stay_open(page: Page, web: Web) -> None:
+    page.goto(f"{web.url}/runs/new?preset=demo")
+    for part in ("loss", "advantage"):
+        page.locator(f"[id='s-stages.1.{part}'] > summary").click()
+    page.locator("[name='stages.1.loss.kind']").select_option(label="GSPO")
+    expect(page.locator("[name='stages.1.loss.clip_high']")).to_have_value("0.0004")
+    page.locator("[name='stages.1.advantage.kind']").select_option(label="GAE (PPO)")
+    expect(page.locator("[name='stages.1.advantage.gae_lambda']")).to_be_visible()
+    expect(page.locator("[name='stages.1.advantage.whiten']")).to_be_checked()
+    expect(page.locator("[name='stages.1.loss.clip_high']")).to_be_visible()
+
+
 def test_a_reward_is_added_moved_and_removed(page: Page, web: Web) -> None:
     page.goto(f"{web.url}/runs/new?preset=demo")
     rewards = page.locator("[id='s-stages.1.rewards']")

@@ -128,3 +128,15 @@ def test_everything_can_be_read_without_script(open_context: Open, watcher: Watc
     expect(page.locator("figure").first).to_be_visible()
     page.goto(f"{web.url}/runs/2")
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
+
+
+def test_the_self_test_opens_and_stays_open_when_the_run_goes_on(page: Page, web: Web) -> None:
+    page.goto(f"{web.url}/runs/2")
+    card = page.locator("#self-test")
+    expect(card).to_contain_text("all 6 passed")
+    card.get_by_text("what was checked").click()
+    with web.database.write() as session:
+        run = get_run(session, 2)
+        run.version, run.step = run.version + 1, run.step + 1
+    expect(page.locator("#run-status")).to_contain_text(f"step {run.step} of")
+    expect(card.get_by_text("a completion ends at <eos>").first).to_be_visible()

@@ -98,10 +98,18 @@ def test_another_loss_starts_from_its_own_bounds_and_keeps_what_means_the_same()
     assert FORM.parse(smooth)["stages"][1]["advantage"]["smooth_rewards"] is True
 
 
+def test_a_box_that_the_old_form_did_not_show_keeps_its_default() -> None:
+    gae = {"stages.1.advantage.kind.shown": "grpo", "stages.1.advantage.kind": "gae"}
+    assert find(FORM.build(FORM.parse(posted(FORM.build(CONFIG)) | gae)), "stages.1.advantage.whiten").value == "true"
+    shown = posted(FORM.build(with_part("advantage", {"kind": "gae", "whiten": False})))
+    assert FORM.parse(shown)["stages"][1]["advantage"]["whiten"] is False
+
+
 def test_kinds_and_fields_have_the_names_that_people_use() -> None:
     tree = FORM.build(with_part("advantage", {"kind": "gae"}))
     assert find(tree, "stages.1.advantage.gae_lambda").label == "GAE lambda"
     assert find(tree, "stages.1.kl").label == "KL"
+    assert find(tree, "stages.1.advantage.value").label == "value model"
     assert [kind_label(kind) for kind in ("gae", "gspo", "dr_grpo", "last_number")] == [
         "GAE (PPO)", "GSPO", "Dr. GRPO", "last number",
     ]  # fmt: skip

@@ -70,9 +70,9 @@
   followLogs();
 
   // What a reader has opened stays open when fresh content arrives.
-  document.addEventListener("htmx:before:morph:attr", (event) => {
-    const { attrName, newValue } = event.detail;
-    if (attrName === "open" && newValue === null && event.target.matches("details")) event.preventDefault();
+  window.htmx?.registerExtension("keep-open", {
+    htmx_before_morph_attr: (element, { attrName, newValue }) =>
+      !(attrName === "open" && newValue === null && element.matches("details")),
   });
 
   // A hidden page asks for nothing.
