@@ -10,7 +10,9 @@ import pytest
 import torch
 import yaml
 
+from grpo_engine.communicator import SingleRank
 from grpo_engine.config import FolderModel, RunConfig
+from grpo_engine.config_training import KLConfig, MemoryConfig
 from grpo_engine.model.loading import load_policy
 from grpo_engine.training.learner import TorchLearner
 from grpo_engine.training.objectives import PolicyObjective
@@ -54,22 +56,25 @@ def test_a_third_of_the_groups_have_reward_variance(trained):
 
 def test_the_ratio_is_one_where_old_is_the_trainers_own_forward(model_folder, trained):
     policy = load_policy(FolderModel(path=str(model_folder)), seed=0, dtype="float32", device=torch.device("cpu"))
-    objective = PolicyObjective(0.2, 0.2, 0.0, 1.0, track_kl=False)
+    objective = PolicyObjective(temperature=1.0, kl=KLConfig(track=False), old_logprobs="sampler")
     optimizer = RunConfig.model_validate(json.loads((trained / "config.json").read_text())).stages[0].optimizer
     learner = TorchLearner(
         policy.model,
         optimizer,
         num_steps=1,
         objective=objective,
-        max_micro_batch_rows=16,
+        memory=MemoryConfig(max_micro_batch_tokens=2048),
+        communicator=SingleRank(),
         dtype="float32",
         pad_token_id=policy.tokenizer.pad_token_id,
     )
     rows = rollout_rows(trained, 0)
-    assert learner.accumulate(rows, 1.0)["policy/ratio_mean"] == pytest.approx(1, abs=1e-3)
+    learner.accumulate(rows, 1.0)
+    assert learner.discard()["policy/ratio_mean"] == pytest.approx(1, abs=1e-3)
     olds = learner.logprobs(rows)
     own = [TrainRow(r.prompt_ids, r.completion_ids, r.advantage, old, old) for r, old in zip(rows, olds, strict=True)]
-    assert learner.accumulate(own, 1.0)["policy/ratio_mean"] == 1
+    learner.accumulate(own, 1.0)
+    assert learner.discard()["policy/ratio_mean"] == 1
 
 
 def test_the_weights_changed_and_reload_in_a_fresh_process(model_folder, trained):

@@ -224,3 +224,17 @@ def test_training_an_adapter_leaves_the_base_untouched_and_hands_out_merged_weig
     assert merged.keys() == plain.keys()
     assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], plain["model.layers.0.mlp.up_proj.weight"])
     assert torch.equal(merged["lm_head.weight"], plain["lm_head.weight"])
+
+
+def test_a_copied_critic_under_an_adapter_shares_the_frozen_base() -> None:
+    trainer = adapted(0, value={"backbone": "copied"})
+    assert trainer.value is not None
+    ours = dict(trainer.model.named_parameters())
+    theirs = dict(trainer.value.model.named_parameters())
+    assert all((ours[name] is theirs[name]) == (not ours[name].requires_grad) for name in ours)
+    before = weights(trainer.model)
+    trainer.accumulate(ragged_rows(advantage=0.0), 20.0)
+    assert {name.partition(".")[0] for name in trainer.gradients()} == {"model", "value"}
+    trainer.step()
+    after = weights(trainer.model)
+    assert_equal_bits(*({n: w for n, w in each.items() if "lora_" not in n} for each in (before, after)))

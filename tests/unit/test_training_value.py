@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from grpo_engine.config_training import ClipLoss, KLConfig
+from grpo_engine.communicator import SingleRank
+from grpo_engine.config_training import ClipLoss, KLConfig, MemoryConfig, OptimizerConfig, ValueConfig
 from grpo_engine.inference.values import CriticScorer
 from grpo_engine.model.value import ValueModel
 from grpo_engine.training.learner import TorchLearner
@@ -162,3 +164,21 @@ def test_bfloat16_masters_stay_float32_and_the_head_computes_in_it() -> None:
     assert trainer.value is not None
     assert update(trainer, ROWS).applied
     assert {p.dtype for p in trainer.value.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_shared_critic_on_a_model_that_caps_its_logits_reads_the_hidden_states_itself(warmup: int) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": 23}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, final_logit_softcapping=2.0, eos_token_id=1))
+    critic = ValueModel(model, "shared", "float32")
+    torch.nn.init.ones_(critic.head.weight)
+    config = ValueConfig(backbone="shared", warmup_steps=warmup)
+    trainer = TorchLearner(
+        model, OptimizerConfig(), num_steps=2, objective=NO_POLICY, memory=MemoryConfig(), dtype="float32",
+        pad_token_id=0, communicator=SingleRank(), value=critic, value_config=config,
+    )  # fmt: skip
+    result = update(trainer, [replace(row, advantage=0.0) for row in ROWS])
+    assert (result.gradient_norm > 0) == (warmup == 0)
+    assert result.stats["value/gradient_norm"] > 0
