@@ -137,6 +137,15 @@ def test_a_failing_rank_ends_the_run_with_its_reason_and_traceback(tmp_path: Pat
     assert "RewardError" in failure.traceback
 
 
+def test_a_config_that_both_ranks_refuse_is_told_once(tmp_path: Path) -> None:
+    model = {"source": "folder", "path": str(tmp_path / "absent")}
+    assert run_engine(on_ranks(2, model=model), tmp_path / "run") == 2
+
+    [failure] = named(tmp_path / "run", "failed")
+    assert failure.reason == "invalid_config"
+    assert failure.message.startswith("model.path = ")
+
+
 FAILS_IN_A_STEP = """
 import os, sys
 

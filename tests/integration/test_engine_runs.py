@@ -100,13 +100,6 @@ def test_a_run_that_cannot_start_says_why_in_its_journal(tmp_path):
     assert str(tmp_path / "absent") in failure.message
 
 
-def test_two_ranks_are_refused_by_rank_0_alone(tmp_path):
-    assert run_engine(tiny_config(needs={"num_ranks": 2}), tmp_path / "run") == 2
-    [failure] = named(tmp_path / "run", "failed")
-    assert "needs.num_ranks" in failure.message
-    assert "FileExistsError" not in (tmp_path / "run" / "engine.log").read_text()
-
-
 def test_a_missing_reward_file_is_told_before_anything_starts(tmp_path, capfd):
     assert run_engine(tiny_config(), tmp_path / "run", "--reward", f"brevity={tmp_path}/absent.py") == 2
     assert f"{tmp_path}/absent.py" in capfd.readouterr().out

@@ -92,3 +92,21 @@ def test_a_real_engine_that_is_killed_is_told_as_a_crash_and_its_worker_goes_on(
         assert "SIGKILL" in str(row.message)
         short = tiny_config(rl_stage(num_steps=3)).model_dump(mode="json")
         house.check(house.launch_config(short), "completed", START_S)
+
+
+@pytest.mark.timeout(300)
+def test_two_real_ranks_share_a_workers_cpu_and_a_killed_one_is_named(tmp_path: Path) -> None:
+    needs = {"num_ranks": 2}
+    with WorkerHouse(tmp_path / "home", engine=None) as house:
+        house.start_scheduler()
+        house.start_worker(devices="cpu:0")
+        run = house.launch_config(tiny_config(rl_stage(num_steps=100_000), needs=needs).model_dump(mode="json"))
+        house.wait_for_step(run, 3, START_S)
+        kill(next(pid for pid in house.engine_pids(run) if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()))
+        house.check(run, "failed")
+        row = house.run_row(run)
+        assert row.reason == "engine_crash"
+        assert "rank 1 ended without a word" in str(row.message)
+        short = tiny_config(rl_stage(num_steps=3), needs=needs).model_dump(mode="json")
+        (attempt,) = house.check(house.launch_config(short), "completed", START_S)
+        assert attempt.devices == ["cpu:0"]

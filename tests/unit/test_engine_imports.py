@@ -9,8 +9,8 @@ import yaml
 
 from grpo_engine.config import RunConfig
 
-TORCH_FREE = ("config", "events", "types", "errors", "rollout_files", "manifest", "launch", "control", "preflight",
-              "config_errors", "diagnostics.catalogue", "diagnostics.early_stopping", "diagnostics.detectors",
+TORCH_FREE = ("config", "events", "types", "errors", "rollout_files", "manifest", "launch", "control", "failures",
+              "preflight", "config_errors", "diagnostics.catalogue", "diagnostics.early_stopping", "diagnostics.detectors",
               "reward.composite")  # fmt: skip
 
 
