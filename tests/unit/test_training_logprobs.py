@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo_engine.model.logprobs import LogprobForward, collate, head_is_separate, micro_batches
+from grpo_engine.model.logprobs import LogprobForward, head_is_separate
+from grpo_engine.model.packing import collate
 from grpo_engine.types import TrainRow
 from tests.unit.training_fixtures import VOCABULARY, ragged_rows, tiny_llama
 
@@ -37,7 +39,8 @@ def naive(model: PreTrainedModel, row: TrainRow, temperature: float) -> list[tup
 
 
 def assert_matches_naive(model: PreTrainedModel, rows: list[TrainRow], temperature: float, tolerance: float) -> None:
-    got = LogprobForward(model)(collate(rows, pad_token_id=0, device=CPU), temperature)
+    forward = LogprobForward(model)
+    got = forward(collate(rows, packed=forward.packed, device=CPU), temperature)
     expected = [values for row in rows for values in naive(model, row, temperature)]
     for column, tensor in enumerate((got.policy, got.full, got.entropy, got.correct)):
         assert tensor.tolist() == pytest.approx([values[column] for values in expected], abs=tolerance)
@@ -74,8 +77,8 @@ def test_other_architectures_agree_with_their_own_logits(build: object, separate
 
 def test_padding_width_and_pad_id_change_nothing() -> None:
     forward, rows = LogprobForward(tiny_llama()), ragged_rows()
-    narrow = forward(collate(rows, pad_token_id=0, device=CPU), 1.0)
-    wide = forward(collate(rows, pad_token_id=5, device=CPU, pad_to=40), 1.0)
+    narrow = forward(collate(rows, packed=False, device=CPU), 1.0)
+    wide = forward(collate(rows, packed=False, pad_token_id=5, device=CPU, pad_to=40), 1.0)
     assert wide.policy.tolist() == pytest.approx(narrow.policy.tolist(), abs=1e-12)
     assert wide.entropy.tolist() == pytest.approx(narrow.entropy.tolist(), abs=1e-12)
 
@@ -90,7 +93,7 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
     gradients = []
     for chunk_elements in (10**6, 3 * VOCABULARY):
         model = tiny_llama()
-        out = LogprobForward(model, chunk_elements=chunk_elements)(collate(rows, pad_token_id=0, device=CPU), 0.7)
+        out = LogprobForward(model, chunk_elements=chunk_elements)(collate(rows, packed=True, device=CPU), 0.7)
         (out.policy * out.full).sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
@@ -99,44 +102,63 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
 
 def test_log_softmax_is_float32_when_the_model_computes_in_bfloat16() -> None:
     out = LogprobForward(tiny_llama(dtype=torch.float32), dtype="bfloat16")(
-        collate(ragged_rows(), pad_token_id=0, device=CPU), 1.0
+        collate(ragged_rows(), packed=True, device=CPU), 1.0
     )
     assert out.policy.dtype == out.entropy.dtype == torch.float32
-    exact = LogprobForward(tiny_llama(dtype=torch.float32))(collate(ragged_rows(), pad_token_id=0, device=CPU), 1.0)
+    exact = LogprobForward(tiny_llama(dtype=torch.float32))(collate(ragged_rows(), packed=True, device=CPU), 1.0)
     assert 0 < (out.policy - exact.policy).abs().max() < 0.1
 
 
 def test_kept_log_probabilities_sum_to_one_over_the_kept_set() -> None:
     kept = [2, 7, 11]
     rows = [TrainRow([4, 5], [token], kept_ids=[kept]) for token in kept]
-    out = LogprobForward(tiny_llama())(collate(rows, pad_token_id=0, device=CPU), 1.0)
+    out = LogprobForward(tiny_llama())(collate(rows, packed=True, device=CPU), 1.0)
     assert out.policy.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
     assert out.full.exp().sum().item() < 0.99
 
 
-def test_micro_batches_go_from_long_to_short_and_keep_every_row() -> None:
-    rows = [TrainRow([1], [1] * length) for length in (2, 9, 9, 4)]
-    assert micro_batches(rows, 3) == [[1, 2, 3], [0]]
-
-
-def test_no_completion_token_gives_empty_results() -> None:
-    out = LogprobForward(tiny_llama())(collate([TrainRow([3, 4], [])], pad_token_id=0, device=CPU), 1.0)
+@pytest.mark.parametrize("packed", [True, False])
+def test_no_completion_token_gives_empty_results(packed: bool) -> None:
+    forward = LogprobForward(tiny_llama())
+    out = forward(collate([TrainRow([3, 4], [])], packed=packed, device=CPU), 1.0)
     assert out.policy.shape == out.correct.shape == (0,)
+    assert forward.features(collate([], packed=packed, device=CPU)).shape == (0, 16)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (TrainRow([], [3]), "empty prompt"),
-        (TrainRow([2], [3], kept_ids=[[4, 5]]), "sampled token 3 is not among the kept ids"),
-        (TrainRow([2], [3, 4], kept_ids=[[3]]), "for each of its 2 tokens"),
-    ],
-)
-def test_broken_rows_are_named(row: TrainRow, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        collate([row], pad_token_id=0, device=CPU)
+def test_features_are_what_the_head_reads() -> None:
+    forward = LogprobForward(model := tiny_llama())
+    out = forward(batch := collate(ragged_rows(), packed=True, device=CPU), 1.0)
+    assert out.features is not None
+    full = model.lm_head(out.features).log_softmax(1).gather(1, batch.target_N[:, None])[:, 0]
+    torch.testing.assert_close(out.full, full, rtol=1e-12, atol=1e-12)
+    out.features.retain_grad()
+    out.policy.sum().backward()
+    assert out.features.grad is not None
+
+
+def test_models_without_a_separate_head_have_features_for_a_critic_and_none_in_scores() -> None:
+    torch.manual_seed(0)
+    forward, batch = LogprobForward(gemma2()), collate(ragged_rows(), packed=False, device=CPU)
+    assert forward(batch, 1.0).features is None
+    assert forward.features(batch).shape == (len(batch.target_N), 16)
+
+
+@pytest.mark.parametrize("build", [gemma2, tiny_llama])
+def test_entropy_has_the_gradient_of_plain_entropy_when_asked(build: Callable[[], PreTrainedModel]) -> None:
+    torch.manual_seed(0)
+    model, row = build(), TrainRow([4, 5], [6, 7, 2])
+    forward = LogprobForward(model)
+    batch = collate([row], packed=forward.packed, device=CPU)
+    forward(batch, 0.7, entropy_gradient=True).entropy.sum().backward()
+    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    log_p = (model(torch.tensor([[4, 5, 6, 7]])).logits[0, 1:] / 0.7).log_softmax(1)
+    (-(log_p.exp() * log_p).sum()).backward()
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_temperature_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="must be above 0"):
-        LogprobForward(tiny_llama())(collate(ragged_rows(1), pad_token_id=0, device=CPU), 0.0)
+        LogprobForward(tiny_llama())(collate(ragged_rows(1), packed=True, device=CPU), 0.0)
