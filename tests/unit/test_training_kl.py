@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
-from grpo_engine.config_training import RLOOAdvantage
+from grpo_engine.config_training import KLConfig, RLOOAdvantage
 from grpo_engine.training import kl as module
 from grpo_engine.training.advantages import group_advantages
 from grpo_engine.training.kl import ESTIMATORS, k3, kl_estimate, kl_loss, token_kl
@@ -79,6 +79,10 @@ MUTATIONS = [
 @pytest.mark.parametrize(("function", "original", "mutated"), MUTATIONS)
 def test_a_mutated_formula_disagrees_with_the_oracle(function: str, original: str, mutated: str) -> None:
     assert disagreement(mutant(module, function, original, mutated), 5, 0) > 1e-2
+
+
+def test_every_estimator_of_the_config_has_a_function() -> None:
+    assert set(ESTIMATORS) == set(get_args(KLConfig.model_fields["estimator"].annotation))
 
 
 @each_estimator

@@ -25,7 +25,7 @@ from grpo_engine.config_training import (
 from grpo_engine.model.logprobs import TokenLogprobs
 from grpo_engine.training import objectives as module
 from grpo_engine.training.objectives import PolicyObjective, Sums
-from grpo_engine.types import Normalizer, global_denominator
+from grpo_engine.types import Normalizer, TrainRow, global_denominator
 from tests.unit.oracles.mutation import mutant
 from tests.unit.oracles.objective import Batch, gradients, random_batch, total_loss
 
@@ -130,30 +130,39 @@ def test_a_mutated_objective_disagrees_with_the_oracle(original: str, mutated: s
 
 
 # ---------------------------------------------------------------- invariants
-def part_of(batch: Batch, indices: Sequence[int]) -> Batch:
+def tokens_of(batch: Batch, indices: Sequence[int]) -> list[int]:
+    """Where the tokens of these rows lie in the batch's columns, row after row."""
     starts = [sum(len(row.completion_ids) for row in batch.rows[:index]) for index in range(len(batch.rows))]
-    tokens = [t for i in indices for t in range(starts[i], starts[i] + len(batch.rows[i].completion_ids))]
-    columns = [[column[t] for t in tokens] for column in (batch.policy, batch.full, batch.entropy)]
-    return Batch([batch.rows[i] for i in indices], *columns)
+    return [t for i in indices for t in range(starts[i], starts[i] + len(batch.rows[i].completion_ids))]
 
 
-def loss_of(objective: PolicyObjective, batch: Batch, groups: Sequence[Sequence[int]]) -> float:
-    """Loss of a step that is gone through in these groups of rows."""
-    sums = [objective(part.logprobs(), part.rows).loss.item() for part in (part_of(batch, group) for group in groups)]
-    return math.fsum(sums) / global_denominator(batch.rows, objective.normalizer)
+def step(objective: PolicyObjective, batch: Batch, groups: Sequence[Sequence[int]]) -> list[float]:
+    """Loss and gradient of a step that is gone through in these groups of rows."""
+    logprobs = batch.logprobs()
+    total = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        at = tokens_of(batch, group)
+        columns = (logprobs.policy[at], logprobs.full[at], logprobs.entropy[at], logprobs.correct[at])
+        total = total + objective(TokenLogprobs(*columns), [batch.rows[index] for index in group]).loss
+    loss = total / global_denominator(batch.rows, objective.normalizer)
+    return [loss.item(), *slopes(replace(NO_SUMS, loss=loss), logprobs)]
+
+
+NO_SUMS = Sums(torch.zeros(()), {})
+SPLITS = [[[0], [1], [2], [3], [4]], [[4, 0], [2, 3, 1]], [[4, 3, 2, 1, 0]]]
 
 
 @each_loss
 @each_normalizer
-@pytest.mark.parametrize("split", [[[0], [1], [2], [3], [4]], [[4, 0], [2, 3, 1]], [[4, 3, 2, 1, 0]]])
-def test_any_split_into_micro_batches_and_any_order_give_the_same_loss(
+@pytest.mark.parametrize("split", SPLITS)
+def test_any_split_into_micro_batches_and_any_order_give_the_same_loss_and_gradient(
     loss: Any, normalizer: Normalizer, split: list[list[int]]
 ) -> None:
     objective = replace(FULL, loss=loss, normalizer=normalizer)
     batch = random_batch([4, 1, 6, 3, 5], 5)
-    whole = loss_of(objective, batch, [[0, 1, 2, 3, 4]])
-    assert abs(whole) > 1e-3
-    assert loss_of(objective, batch, split) == pytest.approx(whole, rel=1e-9)
+    whole = step(objective, batch, [[0, 1, 2, 3, 4]])
+    assert min(abs(whole[0]), max(map(abs, whole[1:]))) > 1e-3
+    assert step(objective, batch, split) == pytest.approx(whole, rel=1e-9, abs=1e-12)
 
 
 @each_loss
@@ -175,7 +184,9 @@ def test_fully_masked_rows_give_zero_and_no_gradient(loss: Any, normalizer: Norm
 def test_a_masked_row_beside_others_changes_nothing(loss: Any) -> None:
     objective = replace(FULL, loss=loss)
     batch = random_batch([4, 3], 7)
-    alone = objective(part_of(batch, [0]).logprobs(), batch.rows[:1])
+    alone = objective(
+        Batch(batch.rows[:1], batch.policy[:4], batch.full[:4], batch.entropy[:4]).logprobs(), batch.rows[:1]
+    )
     rows = [batch.rows[0], replace(batch.rows[1], loss_mask=[False] * 3)]
     beside = objective(Batch(rows, batch.policy, batch.full, batch.entropy).logprobs(), rows)
     assert beside.loss.item() == pytest.approx(alone.loss.item(), rel=1e-14)
@@ -222,3 +233,49 @@ def test_the_entropy_mask_changes_the_policy_term_alone() -> None:
     for name in ("loss/kl", "loss/entropy", "loss/auxiliary"):
         assert masked.parts[name].item() == whole.parts[name].item() != 0.0
     assert global_denominator(rows, FULL.normalizer) == global_denominator(batch.rows, FULL.normalizer)
+
+
+# ---------------------------------------------------------------- expected gradients, by enumeration
+LOGITS = torch.tensor([0.3, -1.2, 0.9], dtype=torch.float64)
+REFERENCE, OLD = [-1.5, -0.7, -1.3], torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log()
+
+
+def expected_gradient(objective: PolicyObjective, old: torch.Tensor | None, advantage: float = 0.0) -> list[float]:
+    """By the logits of a policy over three tokens: each token's own loss, weighted with how often it is drawn."""
+    logits = LOGITS.clone().requires_grad_()
+    policy = logits.log_softmax(0)
+    drawn_from = policy.detach() if old is None else old
+    loss = torch.zeros((), dtype=torch.float64)
+    for token in range(3):
+        sampled = [drawn_from[token].item()]
+        row = TrainRow([1], [token], advantage, sampled, None if old is None else sampled, [REFERENCE[token]])
+        own = policy[token : token + 1]
+        sums = objective(TokenLogprobs(own, own, own.detach(), own.detach() > 0), [row])
+        loss = loss + drawn_from[token].exp() * sums.loss
+    (slope,) = torch.autograd.grad(loss, logits)
+    return [float(entry) for entry in slope]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("old", [None, OLD], ids=["on-policy", "off-policy"])
+def test_the_unbiased_kl_of_the_objective_has_the_gradient_of_the_kl_itself(estimator: Any, old: Any) -> None:
+    logits = LOGITS.clone().requires_grad_()
+    policy = logits.log_softmax(0)
+    divergence = (policy.exp() * (policy - torch.tensor(REFERENCE, dtype=torch.float64))).sum()
+    (exact,) = torch.autograd.grad(divergence, logits)
+    objective = PolicyObjective(temperature=1.0, kl=KLConfig(weight=1.0, estimator=estimator, unbiased=True))
+    assert expected_gradient(objective, old) == pytest.approx(exact.tolist(), abs=1e-14)
+
+
+def test_the_auxiliary_loss_on_all_rows_has_no_expected_gradient_on_policy() -> None:
+    # That is why it is on completions of positive advantage by default.
+    objective = PolicyObjective(temperature=1.0, auxiliary=AuxiliaryConfig(weight=1.0, rows="all"))
+    assert expected_gradient(objective, None) == pytest.approx([0.0] * 3, abs=1e-15)
+    assert max(map(abs, expected_gradient(objective, OLD))) > 0.1
+
+
+@each_loss
+def test_a_constant_advantage_has_no_expected_gradient_on_policy(loss: Any) -> None:
+    assert expected_gradient(PolicyObjective(temperature=1.0, loss=loss), None, 1.7) == pytest.approx(
+        [0.0] * 3, abs=1e-15
+    )
