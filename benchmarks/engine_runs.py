@@ -44,7 +44,7 @@ class Run:
 
     def evaluations(self, metric: str = "accuracy_greedy", stage: str = "1-rl") -> list[tuple[int, float]]:
         found = [event for event in self.events("evaluation") if event["stage"] == stage]
-        return [(event["step"], event["metrics"][metric]) for event in found if event["metrics"].get(metric) is not None]
+        return [(event["step"], event["metrics"][metric]) for event in found if metric in event["metrics"]]
 
     def last_words(self) -> str:
         log = self.folder / "engine.log"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.trl_update import memory
 from grpo_engine.communicator import SingleRank
-from grpo_engine.config import AdditionData, FolderModel, LengthReward, MemoryConfig, OptimizerConfig, RLStage
+from grpo_engine.config import AdditionData, FolderModel, LengthReward, OptimizerConfig, RLStage
 from grpo_engine.model.loading import Policy, load_policy
 from grpo_engine.training.learner import TorchLearner
 from grpo_engine.training.objectives import PolicyObjective
@@ -108,7 +108,7 @@ def make_learner(policy: Policy, stage: RLStage, job: dict[str, Any]) -> TorchLe
         OptimizerConfig(learning_rate=job["learning_rate"]),
         num_steps=1000,
         objective=PolicyObjective.from_stage(stage),
-        memory=MemoryConfig.model_validate(stage.memory.model_dump()),
+        memory=stage.memory,
         dtype=job["dtype"],
         pad_token_id=int(policy.tokenizer.pad_token_id or 0),
         communicator=SingleRank(),
@@ -117,8 +117,9 @@ def make_learner(policy: Policy, stage: RLStage, job: dict[str, Any]) -> TorchLe
 
 def train_row(row: dict[str, Any]) -> TrainRow:
     names = ("prompt_ids", "completion_ids", "advantage", "old_logprobs", "ref_logprobs", "loss_mask")
-    # The correction and the sampler's gap are not part of the comparison: sampled = old where there is one.
-    return TrainRow(**{name: row[name] for name in names if name in row}, rollout_logprobs=row.get("old_logprobs"))
+    # The sampler's log-probabilities only feed a statistic here; a run has always some.
+    sampled = row.get("old_logprobs") or [-1.0] * len(row["completion_ids"])
+    return TrainRow(**{name: row[name] for name in names if name in row}, rollout_logprobs=sampled)
 
 
 def accumulate_calls(

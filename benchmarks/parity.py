@@ -203,7 +203,8 @@ def run_case(case: Case, model: Path, policy_weights: Path, scratch: Path) -> Ou
     advantages, order = kept["advantages"].tolist(), kept["order"].tolist()
     clipped = clipped_shares(rows, policy, advantages, case)
     one_sided = case.trl["loss_type"] == "cispo"  # TRL's has no lower bound
-    assert clipped[1] >= MIN_CLIPPED and (one_sided or clipped[0] >= MIN_CLIPPED), f"{case.name}: clipped {clipped}"
+    assert clipped[1] >= MIN_CLIPPED, f"{case.name}: clipped {clipped}"
+    assert one_sided or clipped[0] >= MIN_CLIPPED, f"{case.name}: clipped {clipped}"
     reference = plain_logprobs(model, None, rows)
     mine, my_file = run_cohort(case, rows, advantages, order, reference, model, policy_weights, scratch)
     return Outcome(
@@ -215,9 +216,7 @@ def run_case(case: Case, model: Path, policy_weights: Path, scratch: Path) -> Ou
     )
 
 
-def run_trl(
-    case: Case, rows: Rows, model: Path, policy_weights: Path, scratch: Path
-) -> tuple[dict[str, Any], Path]:
+def run_trl(case: Case, rows: Rows, model: Path, policy_weights: Path, scratch: Path) -> tuple[dict[str, Any], Path]:
     file = scratch / "trl.safetensors"
     settings = {
         "beta": BETA,

@@ -114,13 +114,16 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def write(subject: str, rows: Sequence[Row], *, peer: Path | None = None, extra: dict[str, object] | None = None) -> Path:
-    """Write benchmarks/results/<subject>.json, keeping rows of claims that this run did not measure."""
+def write(
+    subject: str, rows: Sequence[Row], *, peer: Path | None = None, extra: dict[str, object] | None = None
+) -> Path:
+    """Write benchmarks/results/<subject>.json, keeping, with their commit, rows that this run did not measure."""
     path = RESULTS / f"{subject}.json"
     path.parent.mkdir(exist_ok=True)
     kept = [] if not path.exists() else json.loads(path.read_text())["rows"]
     measured = {row.claim for row in rows}
-    new = [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in rows]
+    commit = _commit()
+    new = [{**asdict(row), "ratio": row.ratio, "met": row.met, "commit": commit} for row in rows]
     document = {
         "machine": machine(),
         "versions": versions(peer),
@@ -142,7 +145,9 @@ def show(rows: Sequence[Row]) -> None:
         peer = "" if row.peer is None else number(row.peer)
         print(f"{row.claim:<24}{number(row.ours):>14}{peer:>14}  {row.unit:<22}{ratio:>7}{goal:>9}  {met}")
     for row in rows:
-        ranges = "; ".join(f"{side} {number(min(v))} to {number(max(v))} (n={len(v)})" for side, v in row.spread.items())
+        ranges = "; ".join(
+            f"{side} {number(min(v))} to {number(max(v))} (n={len(v)})" for side, v in row.spread.items()
+        )
         print(f"\n{row.claim}: {row.limit}" + (f"\n  spread: {ranges}" if ranges else ""))
         if row.notes:
             print(f"  {row.notes}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from benchmarks.batches import skewed
 from benchmarks.processes import in_process
 from benchmarks.results import Row
 from benchmarks.trl_update import memory
-from grpo_engine.config import MemoryConfig
+from grpo_engine.config_training import MemoryConfig
 from grpo_engine.model.logprobs import CHUNK_ELEMENTS
 from grpo_engine.model.packing import collate, micro_batches
 from grpo_engine.model.vocabulary import Scoring, score_hidden
@@ -24,7 +23,9 @@ VOCABULARY, TOKENS, WIDTH = 49_152, 4_096, 576
 def packing(seeds: int = 5) -> list[Row]:
     """Useful share of the positions that the worst layer computes: attention, whose buckets pad."""
     budget = MemoryConfig().max_micro_batch_tokens
-    shares = [useful_share([TrainRow(r.prompt_ids, r.completion_ids) for r in skewed(s).rows], budget) for s in range(seeds)]
+    shares = [
+        useful_share([TrainRow(r.prompt_ids, r.completion_ids) for r in skewed(s).rows], budget) for s in range(seeds)
+    ]
     attention = sorted(share for share, _ in shares)[len(shares) // 2]
     row = Row(
         "packing",
@@ -34,8 +35,8 @@ def packing(seeds: int = 5) -> list[Row]:
         "1: every position real. Dense layers reach it: they compute no padding, and a shared prompt once",
         goal=0.91,
         spread={"ours": [share for share, _ in shares]},
-        notes=f"median of {seeds} shuffles of the skewed batch, micro-batches of {budget:,} tokens; dense layers compute "
-        f"{shares[0][1]:.2f} positions for each real token of a row",
+        notes=f"median of {seeds} shuffles of the skewed batch, micro-batches of {budget:,} tokens; dense layers "
+        f"compute {shares[0][1]:.2f} positions for each real token of a row",
     )
     return [row]
 
@@ -84,10 +85,10 @@ def peak_bytes(full_logits: bool) -> int:
     features = torch.randn(TOKENS, WIDTH, requires_grad=True)
     target = torch.randint(VOCABULARY, (TOKENS,))
     warm = torch.randn(64, WIDTH, requires_grad=True)
-    _score(head, warm, target[:64], full_logits).sum().backward()  # the library's own buffers
+    _score(head, warm, target[:64], full_logits).sum().backward()  # type: ignore[no-untyped-call]  # buffers of the library
     head.weight.grad = None
     before = _reset_peak()
-    _score(head, features, target, full_logits).sum().backward()
+    _score(head, features, target, full_logits).sum().backward()  # type: ignore[no-untyped-call]
     return memory()["peak"] - before
 
 
@@ -95,10 +96,12 @@ def _score(head: nn.Linear, features: torch.Tensor, target: torch.Tensor, full_l
     if not full_logits:
         how = Scoring(1.0, max(1, CHUNK_ELEMENTS // VOCABULARY))
         return score_hidden(head, features, target, None, how).policy
-    logprobs = head(features).float().log_softmax(-1)
+    logits: torch.Tensor = head(features)
+    logprobs = logits.float().log_softmax(-1)
+    del logits
     with torch.no_grad():
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-    chosen: Any = logprobs.gather(1, target[:, None])[:, 0]
+    chosen = logprobs.gather(1, target[:, None])[:, 0]
     return chosen + 0 * entropy
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,14 @@ def run(job: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def make_trainer(job: dict[str, Any], scratch: str) -> Any:
     """A GRPOTrainer whose rollouts are the job's rows and whose rewards are the rows' rewards."""
-    from datasets import Dataset
-    from transformers.utils import logging as transformers_logging
-    from trl import GRPOConfig, GRPOTrainer
-
+    # By name: these packages are in the peer's environment alone.
+    trl, datasets = import_module("trl"), import_module("datasets")
+    transformers_logging = import_module("transformers.utils.logging")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     rows = job["rows"]
     steps = job["warmups"] + job["repetitions"]
-    arguments = GRPOConfig(
+    arguments = trl.GRPOConfig(
         output_dir=scratch,
         use_cpu=not job.get("cuda", False),
         bf16=job["dtype"] == "bfloat16",
@@ -110,7 +110,7 @@ def make_trainer(job: dict[str, Any], scratch: str) -> Any:
         max_grad_norm=0.0,
         **job["settings"],
     )
-    prompts = Dataset.from_dict({"prompt": [f"{index}" for index in range(len(rows) // job["group_size"])]})
+    prompts = datasets.Dataset.from_dict({"prompt": [f"{index}" for index in range(len(rows) // job["group_size"])]})
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         names = ("prompt_ids", "completion_ids")
@@ -119,7 +119,7 @@ def make_trainer(job: dict[str, Any], scratch: str) -> Any:
     def reward(**_: Any) -> list[float]:
         return [row["reward"] for row in rows]
 
-    return GRPOTrainer(
+    return trl.GRPOTrainer(
         model=job["model"], reward_funcs=reward, args=arguments, train_dataset=prompts, rollout_func=rollout
     )
 
@@ -129,17 +129,18 @@ def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
     import torch
     from transformers import TrainerCallback
 
-    rows = job["rows"]
+    rows: list[dict[str, Any]] = job["rows"]
     make = trainer._generate_and_score_completions
 
     class Clock(TrainerCallback):
-        seconds: list[float] = []
-        cpu_seconds: list[float] = []
-        losses: list[float] = []
-        tensors: dict[str, torch.Tensor] = {}
-        padded_tokens = 0
-        started: tuple[float, float] | None = None
-        loss: Any = 0.0
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+            self.cpu_seconds: list[float] = []
+            self.losses: list[float] = []
+            self.tensors: dict[str, torch.Tensor] = {}
+            self.padded_tokens = 0
+            self.started: tuple[float, float] | None = None
+            self.loss: Any = 0.0
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             if not self.losses and job["gradients"]:
@@ -148,6 +149,7 @@ def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
             args.max_grad_norm = 1.0  # the first step's gradient was looked at before clipping
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
+            assert self.started is not None
             wall, cpu = self.started
             self.seconds.append(time.perf_counter() - wall)
             self.cpu_seconds.append(time.process_time() - cpu)
@@ -157,12 +159,12 @@ def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
     clock = Clock()
 
     def made_once(inputs: Any) -> dict[str, Any]:
-        batch = make(inputs)
+        batch: dict[str, Any] = make(inputs)
         batch["row_index"] = torch.arange(len(rows))
         if rows[0].get("old_logprobs") is not None:
             old = torch.zeros_like(batch["completion_ids"], dtype=torch.float32)
-            for index, row in enumerate(rows):
-                old[index, : len(row["old_logprobs"])] = torch.tensor(row["old_logprobs"])
+            for index, values in enumerate(row["old_logprobs"] for row in rows):
+                old[index, : len(values)] = torch.tensor(values)
             batch["old_per_token_logps"] = old
         clock.padded_tokens = batch["prompt_ids"].numel() + batch["completion_ids"].numel()
         clock.tensors["advantages"] = batch["advantages"].clone()
@@ -175,7 +177,8 @@ def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
             clock.tensors["order"] = torch.cat([part["row_index"] for part in trainer._buffered_inputs])
         if clock.started is None:
             clock.started = time.perf_counter(), time.process_time()
-        return trainer._buffered_inputs[number]
+        part: dict[str, Any] = trainer._buffered_inputs[number]
+        return part
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         loss = step(*args, **kwargs)
