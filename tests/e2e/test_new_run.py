@@ -55,6 +55,7 @@ def test_a_wrong_field_is_named_where_it_stands_and_the_input_is_kept(page: Page
     watcher.expected.append("status of 422")
     page.goto(f"{web.url}/runs/new?preset=demo")
     page.locator("[name='stages.1.group_size']").fill("1")
+    page.locator("[id='s-stages.1.kl'] > summary").click()
     page.locator("[name='stages.1.kl.weight']").fill("much")
     page.get_by_role("button", name="Launch the run").click()
     wrong = page.locator("[name='stages.1.group_size']")
