@@ -108,6 +108,21 @@ def test_a_checkpoint_of_two_ranks_goes_on_to_the_same_weights(two: Path, tmp_pa
     assert all(torch.equal(resumed[name], tensor) for name, tensor in weights(two).items())
 
 
+def test_random_rewards_and_a_critic_go_on_on_both_ranks(tmp_path: Path) -> None:
+    source = tmp_path / "dice.py"
+    source.write_text("import random\n\ndef reward(completions):\n    return [random.random() for _ in completions]\n")
+    stage = rl_stage(num_steps=4, advantage={"kind": "gae"}, rewards=[{"kind": "custom", "name": "dice"}])
+    config = on_ranks(2, stage | {"checkpoint": {"every_steps": 2}})
+    reward = ("--reward", f"dice={source}")
+    assert run_engine(config, tmp_path / "whole", *reward) == 0
+    middle = str(tmp_path / "whole" / "checkpoints" / "0-rl-000002")
+    assert run_engine(config, tmp_path / "resumed", *reward, "--resume", middle) == 0
+
+    assert metrics_of(tmp_path / "resumed", "0-rl", 4) == metrics_of(tmp_path / "whole", "0-rl", 4)
+    resumed = weights(tmp_path / "resumed")
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in weights(tmp_path / "whole").items())
+
+
 LOADS_ON_RANK_0 = """
 import os
 
