@@ -25,8 +25,8 @@ def two_ranks(rounds: int) -> list[Row]:
         Spread(rates["ours"]).median,
         Spread(rates["peer"]).median,
         "sampled tokens/s",
-        "two cores: twice the speed of one thread, less the exchange of 3.4 MB of gradients a step and the wait for the "
-        "slower rank",
+        "two cores: twice the speed of one thread, less the exchange of 3.4 MB of gradients a step and the wait for "
+        "the slower rank",
         goal=1.3,
         spread=rates,
         notes=f"median of steps {SKIPPED + 1} to {STEPS} of each run; one process is at its best with {one} thread(s)",
