@@ -146,6 +146,13 @@ def test_nan_in_a_masked_token_does_not_reach_the_gradient() -> None:
     assert_equal_bits(weights(models[0]), weights(models[1]))
 
 
+def test_an_infinite_loss_is_skipped_though_its_gradient_is_finite() -> None:
+    rows = [replace(row, ref_logprobs=[-math.inf] * len(row.completion_ids)) for row in ragged_rows()]
+    result = update(learner(tiny_llama()), rows)
+    assert math.isfinite(result.gradient_norm)
+    assert (result.applied, result.stats["loss"]) == (False, math.inf)
+
+
 # ---------------------------------------------------------------- ranks
 def test_one_ranks_nan_skips_the_step_on_all() -> None:
     def work(ranks: ThreadRanks) -> tuple[bool, int, float]:
