@@ -68,35 +68,45 @@ def save_checkpoint(
     `rng_states` are what `rng.capture` gave on each rank, in rank order; None = this process is the only rank.
     Raises StorageFull, leaving nothing behind, when the disk is full or cannot be written."""
     aside = folder.with_name(folder.name + ASIDE)
+    versions = {"data_versions": dict(data_versions or {}), "reward_versions": dict(reward_versions)}
+    manifest = _manifest(policy, progress, config, metrics, stage=stage, parent=parent, **versions)
+    states = [rng_state.capture()] if rng_states is None else rng_states
     try:
         _remove_leftovers(folder.parent)
         (aside / TRAINER).mkdir(parents=True)
         _write_model(aside, policy)
-        _write_trainer(aside / TRAINER, learner, progress, extra_files or {})
-        _write_rng(aside / TRAINER, [rng_state.capture()] if rng_states is None else rng_states)
-        manifest = Manifest(
-            stage=stage,
-            step=progress.step,
-            policy_version=progress.policy_version,
-            created_at=datetime.now(UTC),
-            config_hash=config.hash(),
-            parent=parent,
-            data_versions=dict(data_versions or {}),
-            reward_versions=dict(reward_versions),
-            git_commit=git_commit(),
-            package_versions=package_versions(),
-            adapter=_adapter_base(policy, config),
-            metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
-            files={},
-        )
+        _write_trainer(aside / TRAINER, learner, progress, extra_files or {}, states)
         (aside / "README.md").write_text(model_card(config, manifest), encoding="utf-8")
-        manifest = manifest.model_copy(update={"files": list_files(aside)})
-        write_manifest(aside, manifest)
-        sync_tree(aside)
-        _put_in_place(aside, folder)
+        return _finish(aside, folder, manifest)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise StorageFull(f"the checkpoint {folder} cannot be written: {error}; free space or move the home") from error
+
+
+def _manifest(
+    policy: Policy, progress: StageProgress, config: RunConfig, metrics: Mapping[str, float], **told: Any
+) -> Manifest:
+    """All but the files."""
+    return Manifest(
+        step=progress.step,
+        policy_version=progress.policy_version,
+        created_at=datetime.now(UTC),
+        config_hash=config.hash(),
+        git_commit=git_commit(),
+        package_versions=package_versions(),
+        adapter=_adapter_base(policy, config),
+        metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
+        files={},
+        **told,
+    )
+
+
+def _finish(aside: Path, folder: Path, manifest: Manifest) -> Manifest:
+    """List the files, make them durable and give them their name."""
+    manifest = manifest.model_copy(update={"files": list_files(aside)})
+    write_manifest(aside, manifest)
+    sync_tree(aside)
+    _put_in_place(aside, folder)
     return manifest
 
 
@@ -106,11 +116,12 @@ def _write_model(folder: Path, policy: Policy) -> None:
     if not has_adapter(policy.model):
         policy.model.save_pretrained(folder)
         return
-    write_model_config(folder, policy.model)
+    _write_model_config(folder, policy.model)
+    # The learner's tensors go to the same file: peft's format is promised here whatever a learner writes.
     write_adapter(folder / TRAINER / ADAPTER, policy.model)
 
 
-def write_model_config(folder: Path, model: PreTrainedModel) -> None:
+def _write_model_config(folder: Path, model: PreTrainedModel) -> None:
     """What `model.save_pretrained` writes besides the weights."""
     model.config.architectures = [type(model).__name__]
     model.config.dtype = str(model.dtype).removeprefix("torch.")
@@ -127,16 +138,19 @@ def _adapter_base(policy: Policy, config: RunConfig) -> AdapterBase | None:
     return AdapterBase(base=base, base_sha256=digest, model=config.model, seed=config.seed)
 
 
-def _write_trainer(trainer: Path, learner: Learner, progress: StageProgress, extra_files: Mapping[str, Path]) -> None:
-    """What training needs to go on: learner, place, and files that belong to the stage."""
+def _write_trainer(
+    trainer: Path,
+    learner: Learner,
+    progress: StageProgress,
+    extra_files: Mapping[str, Path],
+    rng_states: Sequence[Mapping[str, Any]],
+) -> None:
+    """What training needs to go on: learner, place, random state of each rank, and files that belong to the stage."""
     learner.save(trainer)
     _write_json(trainer / STATE, asdict(progress))
     for name, source in extra_files.items():
         shutil.copyfile(source, trainer / name)
-
-
-def _write_rng(trainer: Path, states: Sequence[Mapping[str, Any]]) -> None:
-    for rank, state in enumerate(states):
+    for rank, state in enumerate(rng_states):
         _write_json(trainer / _rng_name(rank), state)
 
 
