@@ -240,7 +240,7 @@ class Needs(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     """Kind of device."""
     num_ranks: int = Field(1, ge=1, le=1024)
-    """Training processes, one device each."""
+    """Training processes on one host: one GPU each, on the CPU they share its cores."""
     labels: list[str] = Field(default_factory=list)
     """Labels a worker must carry, such as a100."""
 
@@ -255,7 +255,7 @@ class RunConfig(Config):
     deterministic: bool = False
     """Bit-exact resume on CPU: fixed threads and batch shapes, no timed decisions."""
     num_threads: int | None = Field(None, ge=1, le=256)
-    """CPU threads a process may use; None = all cores for one rank, one otherwise."""
+    """CPU threads a process may use; None = all cores, divided among the ranks."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; masters and log-probabilities stay float32."""
     model: ModelConfig

@@ -108,7 +108,7 @@ class GAEAdvantage(AdvantageForm):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount a token."""
     whiten: bool = True
-    """Scale the step's token advantages to mean 0 and standard deviation 1."""
+    """Scale the batch's token advantages to mean 0 and standard deviation 1."""
     value: ValueConfig = ValueConfig()
 
 

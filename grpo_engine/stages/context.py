@@ -53,7 +53,7 @@ class StageContext:
     """Newest checkpoint written while no guard was alarmed."""
     best: Path | None = None
     """Checkpoint of the best evaluation in this attempt."""
-    best_accuracy: float = -1.0
+    best_accuracy: float = 0.0
 
     @property
     def writes(self) -> bool:
@@ -121,7 +121,7 @@ class StageContext:
     def _remember(self, path: Path, good: bool) -> None:
         if good:
             self.last_good = path
-        accuracy = self.latest_metrics.get("accuracy_greedy", -1.0)
+        accuracy = self.latest_metrics.get("accuracy_greedy", 0.0)
         if accuracy > self.best_accuracy:
             self.best, self.best_accuracy = path, accuracy
 

@@ -89,8 +89,10 @@ def _optimize(context: StageContext, parts: RLParts, batch: Batch, minibatch: Mi
     if minibatch.rows:
         learner.accumulate(minibatch.rows, minibatch.denominator)
     context.control.wait_until_allowed()
-    result = learner.step()
-    progress.step += 1
+    try:
+        result = learner.step()
+    finally:
+        progress.step += 1  # a step that raises was counted by the learner's schedule too
     progress.policy_version = learner.policy_version
     progress.num_tokens += minibatch.num_tokens
     context.trained(result.applied, started_boot, batches=[batch.number], dropped=dropped_groups(minibatch.groups))

@@ -244,6 +244,7 @@ class TorchLearner:
         Factors of several rollbacks multiply, to the same checkpoint too. Raises CheckpointInvalid as `load` does."""
         self._restore(folder)
         self.rate_scale *= rate_factor
+        self.consecutive_skipped = 0  # the restored weights have skipped nothing yet
 
     def take_notices(self) -> list[str]:
         """A learned memory limit, in a sentence each; empty since the last call."""

@@ -1,0 +1,85 @@
+"""The real engine trains every kind of recipe for a few steps; what the formulas are worth is tested in tests/unit."""
+
+import pytest
+
+from tests.engine_configs import rl_stage, sft_stage, tiny_config
+from tests.engine_process import named, run_engine
+
+pytestmark = pytest.mark.alone
+
+RECIPES = {
+    "ppo": {"advantage": {"kind": "gae", "value": {"learning_rate": 1e-3}}},
+    "ppo, shared": {
+        "advantage": {"kind": "gae", "value": {"backbone": "shared", "warmup_steps": 2}},
+        "epochs": 2,
+    },
+    "dapo": {
+        "loss": {"kind": "clip", "clip_high": 0.28, "dual_clip": 3},
+        "minibatches": 2,
+        "entropy": {"top_share": 0.5},
+    },
+    "gspo": {
+        "advantage": {"kind": "rloo"},
+        "loss": {"kind": "gspo"},
+        "kl": {"weight": 0.01, "place": "reward", "estimator": "k1"},
+    },
+    "cispo": {"advantage": {"kind": "rank"}, "loss": {"kind": "cispo"}, "correction": {"kind": "truncate"}},
+    "dr_grpo": {
+        "advantage": {"kind": "dr_grpo"},
+        "loss": {"kind": "clip", "normalizer": "constant"},
+        "kl": {"weight": 0.01, "unbiased": True},
+    },
+    "auxiliary": {
+        "advantage": {"kind": "seed_paper", "smooth_rewards": True},
+        "auxiliary": {"weight": 0.1},
+        "entropy": {"bonus": 0.01},
+        "old_logprobs": "sampler",
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains_to_its_end(tmp_path, recipe):
+    sampling = {"temperature": 0.7, "top_k": 4, "max_new_tokens": 16}
+    config = tiny_config(rl_stage(num_steps=4, sampling=sampling, **RECIPES[recipe]))
+    assert run_engine(config, tmp_path / "run") == 0
+    steps = named(tmp_path / "run", "metrics")
+    assert [event.step for event in steps] == [1, 2, 3, 4]
+    assert all(not event.nonfinite for event in steps)
+    assert ("value/loss" in steps[-1].values) == recipe.startswith("ppo")
+    assert ("reward/smoothed" in steps[-1].values) == (recipe == "auxiliary")
+
+
+def test_every_stage_tests_itself_and_says_so(tmp_path):
+    config = tiny_config(sft_stage(num_steps=1), rl_stage(num_steps=1))
+    assert run_engine(config, tmp_path / "run") == 0
+    tests = named(tmp_path / "run", "self_test")
+    names = {stage: [test.name for test in tests if test.stage == stage] for stage in ("0-sft", "1-rl")}
+    assert names["0-sft"] == ["end_tokens", "special_tokens", "gradient_invariance"]
+    assert names["1-rl"][2:] == ["sampler_and_trainer_agree", "on_policy_ratio", "gradient_invariance"]
+    assert all(test.passed for test in tests)
+
+
+def test_an_adapter_is_trained_and_measured_against_its_base(tmp_path):
+    config = tiny_config(sft_stage(num_steps=3), rl_stage(num_steps=3), adapter={"kind": "lora", "rank": 2})
+    assert run_engine(config, tmp_path / "run") == 0
+    folder = tmp_path / "run" / "checkpoints" / "1-rl-000003"
+    assert not list(folder.glob("*.safetensors"))
+    assert (folder / "trainer" / "adapter" / "adapter_model.safetensors").is_file()
+    first, *_, last = named(tmp_path / "run", "metrics")[3:]
+    assert (
+        first.values["policy/kl"] < 1e-9 < last.values["policy/kl"]
+    )  # the reference is the adapter as the stage began
+
+
+def test_a_policy_that_explodes_is_rolled_back_and_keeps_a_good_checkpoint(tmp_path):
+    stage = rl_stage(
+        num_steps=8, optimizer={"learning_rate": 1.0}, guards={"action": "rollback", "max_kl": 0.5, "max_rollbacks": 2}
+    )
+    assert run_engine(tiny_config(stage), tmp_path / "run") == 1
+    [failure] = named(tmp_path / "run", "failed")
+    assert failure.reason == "diverged"
+    assert "is the last good checkpoint" in failure.message
+    found = [event for event in named(tmp_path / "run", "finding") if event.detector.startswith("guard")]
+    assert len(found) == 3
+    assert (tmp_path / "run" / "checkpoints" / "0-rl-000000" / "manifest.json").is_file()
