@@ -42,7 +42,8 @@ def test_every_field_has_a_help_text():
     schema = RunConfig.model_json_schema()
     blocks = {"RunConfig": schema, **schema["$defs"]}
     structural = {"kind", "source", "data", "optimizer", "checkpoint", "sampling", "evaluation", "early_stopping",
-                  "detectors", "model", "needs"}  # fmt: skip
+                  "detectors", "model", "needs", "adapter", "advantage", "value", "loss", "kl", "entropy", "correction",
+                  "auxiliary", "memory", "guards"}  # fmt: skip
     silent = [
         f"{name}.{field}"
         for name, block in blocks.items()
