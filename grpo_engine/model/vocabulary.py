@@ -137,9 +137,11 @@ class _Head:
         with torch.autocast(self.features_NH.device.type, enabled=False):
             logits_CV = nn.functional.linear(self.features_NH[start:end], self.weight_VH, self.bias_V)
         z_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+        if self.temperature != 1:
+            z_CV.div_(self.temperature)
         if self.bias_V is not None:  # -inf x probability 0 would be NaN in the entropy
             z_CV.clamp_(min=torch.finfo(z_CV.dtype).min / 4)
-        return z_CV if self.temperature == 1 else z_CV.div_(self.temperature)
+        return z_CV
 
 
 class _Gradients:

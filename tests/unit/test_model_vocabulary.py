@@ -115,12 +115,13 @@ def test_a_frozen_head_gets_no_gradient_and_the_features_do() -> None:
     assert features.grad is not None
 
 
-def test_impossible_tokens_leave_entropy_and_gradient_finite() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_impossible_tokens_leave_entropy_and_gradient_finite(temperature: float) -> None:
     head, features, target = problem(bias=True)
     with torch.no_grad():
         head.bias[(target[0] + 1) % VOCABULARY] = -torch.inf
     target = target[:1].expand(TOKENS)
-    scores = score_hidden(head, features, target, None, Scoring(1.0, 3, True))
+    scores = score_hidden(head, features, target, None, Scoring(temperature, 3, True))
     (scores.policy + scores.entropy).sum().backward()
     assert scores.entropy.isfinite().all()
     assert features.grad is not None
