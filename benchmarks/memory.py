@@ -66,8 +66,9 @@ def claim_rows(length: int, found: dict[tuple[str, int], dict[str, Any]]) -> lis
     grpo, ppo = found["grpo", length], found["ppo_copied", length]
     saving = 1 - grpo["allocated"] / ppo["allocated"]
     limit = (
-        "a critic as large as the policy doubles weights, gradients, moments and activations; the reference stays, so "
-        "GRPO saves less than half: with w bytes of weights and a of activations (4w + w + a) / (8w + w + 2a)"
+        "a critic as large as the policy doubles weights, gradients and moments; the reference stays, and activations "
+        "too, since policy and critic run one after the other: with w bytes of weights and a of activations GRPO needs "
+        "(5w + a) / (9w + a) of PPO, so it saves less than half"
     )
     memory = Row(
         f"memory_{length}", grpo["allocated"], ppo["allocated"], "bytes allocated at peak", limit,
@@ -78,7 +79,7 @@ def claim_rows(length: int, found: dict[tuple[str, int], dict[str, Any]]) -> lis
     seconds = {"ours": [1 / s for s in grpo["step_s_all"]], "peer": [1 / s for s in ppo["step_s_all"]]}
     speed = Row(
         f"step_{length}", 1 / grpo["step_s"], 1 / ppo["step_s"], "steps/s",
-        "in forward passes (a backward is two): 3 and the reference's 1, against 6, 1 and the critic's 1: twice the work",
+        "forward passes (a backward is two): 3 and the reference's 1 against 6, 1 and the critic's 1: twice the work",
         spread=seconds, notes="GRPO against PPO with a copied critic; sampling left out",
     )  # fmt: skip
     return [memory, speed]
@@ -98,14 +99,15 @@ def predictions() -> list[dict[str, Any]]:
 
     Assumed: AdamW in mixed precision, 18 bytes a trained parameter (bf16 copy 2, float32 master 4, gradient 4, moments
     8); frozen models bf16; critic and reward model as large as the policy; 8 rows of 2,048 tokens in a micro-batch;
-    full gradient checkpointing: 2 h bytes a token and layer, and one layer's 34 h (arXiv:2205.05198) at a time."""
+    full gradient checkpointing: 2 h bytes a token and layer, and one layer's 34 h (arXiv:2205.05198) at a time; policy
+    and critic run one after the other, as here, so their activations count once."""
     found = []
     for name, parameters, width, layers in (("7 B", 6.74e9, 4096, 32), ("70 B", 69e9, 8192, 80)):
         tokens = 8 * 2048
         activations = tokens * width * (2 * layers + 34)
         trained, frozen = 18 * parameters, 2 * parameters
         grpo = trained + frozen + activations
-        ppo = 2 * trained + frozen + 2 * activations
+        ppo = 2 * trained + frozen + activations
         found.append({
             "model": name, "grpo": grpo, "ppo": ppo, "ppo_with_reward_model": ppo + frozen,
             "activations": activations, "saving": 1 - grpo / ppo,

@@ -174,7 +174,8 @@ def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
         number = trainer._step % trainer.args.steps_per_generation
         if trainer._buffered_inputs is None:
             original(generation_batch)
-            clock.tensors["order"] = torch.cat([part["row_index"] for part in trainer._buffered_inputs])
+            made: Any = vars(trainer)["_buffered_inputs"]
+            clock.tensors["order"] = torch.cat([part["row_index"] for part in made])
         if clock.started is None:
             clock.started = time.perf_counter(), time.process_time()
         part: dict[str, Any] = trainer._buffered_inputs[number]
