@@ -24,6 +24,8 @@ COMPLETIONS = 2
 MAX_NEW_TOKENS = 32
 GRADIENT_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 """Difference between two ways of summing the same gradient, relative to its norm."""
+CRITIC = "value."
+"""What the names of a critic's parameters begin with."""
 GAP_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """Largest difference of one token's log-probability between sampler and trainer, nats."""
 MEAN_GAP_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
@@ -35,13 +37,17 @@ class Differentiable(Protocol):
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[list[float]]: ...
 
-    def accumulate(self, batch: Sequence[TrainRow], global_denominator: float) -> None: ...
+    def accumulate(self, batch: Sequence[TrainRow], global_denominator: float, *, rehearsal: bool) -> None:
+        """With `rehearsal` the policy gets its gradient while a critic warms up too."""
+        ...
 
     def discard(self) -> dict[str, float]:
         """Drop the accumulated gradient; this rank's stats of it."""
         ...
 
-    def gradients(self) -> dict[str, torch.Tensor]: ...
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """By parameter; a critic's begin with `value.`."""
+        ...
 
 
 def sample_rows(sampler: Sampler, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[TrainRow]:
@@ -83,7 +89,7 @@ def check_sampler(learner: Differentiable, rows: Sequence[TrainRow], dtype: str)
 def check_ratio(learner: Differentiable, rows: Sequence[TrainRow], dtype: str) -> Check:
     """The forward pass that is differentiated gives what the one that scored gave: an untouched policy has ratio 1."""
     frozen = [replace(row, old_logprobs=old) for row, old in zip(rows, learner.logprobs(rows), strict=True)]
-    learner.accumulate(frozen, global_denominator(frozen))
+    learner.accumulate(frozen, global_denominator(frozen), rehearsal=True)
     stats = learner.discard()
     mean, largest = stats.get("policy/ratio_mean", math.nan), stats.get("policy/ratio_max", math.nan)
     tolerance = 1e-5 if dtype == "float32" else 1e-2
@@ -92,20 +98,20 @@ def check_ratio(learner: Differentiable, rows: Sequence[TrainRow], dtype: str) -
 
 
 def check_gradient(learner: Differentiable, rows: Sequence[TrainRow], denominator: float, dtype: str) -> Check:
-    """All rows at once and one row at a time in reverse give the same gradient."""
-    learner.accumulate(rows, denominator)
+    """All rows at once and one row at a time in reverse give the same gradient, of the policy and of a critic each."""
+    learner.accumulate(rows, denominator, rehearsal=True)
     whole = _signature(learner)
     learner.discard()
     for row in reversed(rows):
-        learner.accumulate([row], denominator)
+        learner.accumulate([row], denominator, rehearsal=True)
     parts = _signature(learner)
     learner.discard()
-    if not whole or whole.keys() != parts.keys():
-        return Check("gradient_invariance", False, "no parameter received a gradient from a real batch")
-    norm = math.sqrt(math.fsum(square for square, _ in whole.values()))
-    shift = math.sqrt(math.fsum((whole[name][1] - parts[name][1]) ** 2 for name in whole))
-    change = abs(norm - math.sqrt(math.fsum(square for square, _ in parts.values())))
-    worst = max(shift, change) / norm if norm else math.inf
+    policy = [name for name in whole if not name.startswith(CRITIC)]
+    if whole.keys() != parts.keys() or not any(whole[name][0] for name in policy):
+        return Check("gradient_invariance", False, "no parameter of the policy got a gradient from a real batch")
+    critic = [name for name in whole if name.startswith(CRITIC)]
+    found = [_difference(whole, parts, names) for names in (policy, critic)]
+    worst, norm = max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
     detail = (
         f"{len(rows)} rows at once and one by one: gradients differ by {worst:.1e} of their norm {norm:.3g}; "
         f"{GRADIENT_TOLERANCE[dtype]:g} is allowed in {dtype}"
@@ -113,7 +119,21 @@ def check_gradient(learner: Differentiable, rows: Sequence[TrainRow], denominato
     return Check("gradient_invariance", worst <= GRADIENT_TOLERANCE[dtype], detail)
 
 
-def _signature(learner: Differentiable) -> dict[str, tuple[float, float]]:
+Signature = dict[str, tuple[float, float]]
+
+
+def _difference(one: Signature, other: Signature, names: Sequence[str]) -> tuple[float, float]:
+    """Of the gradients of `names`: how far apart they are, relative to the norm of `one`, and that norm.
+
+    Both may be 0: values that moved beyond the clip have no gradient."""
+    norm = math.sqrt(math.fsum(one[name][0] for name in names))
+    shift = math.sqrt(math.fsum((one[name][1] - other[name][1]) ** 2 for name in names))
+    change = abs(norm - math.sqrt(math.fsum(other[name][0] for name in names)))
+    worst = max(shift, change)
+    return (worst / norm if worst and norm else math.inf if worst else 0.0), norm
+
+
+def _signature(learner: Differentiable) -> Signature:
     """Per parameter: squared norm, and the projection on a fixed direction of unit length; no copy of the gradient."""
     signature = {}
     for name, gradient in learner.gradients().items():

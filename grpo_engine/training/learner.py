@@ -139,8 +139,10 @@ class TorchLearner:
         """[T] log-probabilities of each row by this policy, truncated by the row's kept ids."""
         return [own.tolist() for own in self._passes.measure(rows)[0]]
 
-    def accumulate(self, batch: Sequence[TrainRow], global_denominator: float) -> None:
+    def accumulate(self, batch: Sequence[TrainRow], global_denominator: float, *, rehearsal: bool = False) -> None:
         """Add the batch's gradient; rows without trained tokens are left out. Ranks do not meet.
+
+        `rehearsal`: the policy gets its gradient while the critic warms up too, for whoever looks and discards.
 
         When memory runs out the step's gradient is computed again with half the token limit, which stays. Raises
         OutOfMemory when a single row does not fit, ValueError for a senseless denominator."""
@@ -148,7 +150,7 @@ class TorchLearner:
             raise ValueError(f"global_denominator {global_denominator} must be a positive number")
         rows = [row for row in batch if row.num_trained_tokens]
         warming_up = self.value is not None and self.schedule_step < self._value_config.warmup_steps
-        self._passes.accumulate(rows, global_denominator, critic_only=warming_up)
+        self._passes.accumulate(rows, global_denominator, critic_only=warming_up and not rehearsal)
 
     def gradients(self) -> dict[str, Tensor]:
         """What was accumulated on this rank, not copied, by parameter; those of the critic begin with `value.`."""

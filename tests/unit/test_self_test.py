@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from grpo_engine.model.tokenizer import character_tokenizer
 from grpo_engine.self_test.checks import Check, over_ranks, report
 from grpo_engine.self_test.tokens import check_chat_template, check_end_tokens, check_special_tokens
 from grpo_engine.self_test.training import check_gradient, check_ratio, check_sampler
+from grpo_engine.training.objectives import PolicyObjective
 from grpo_engine.types import TrainRow
+from tests.unit.training_fixtures import ALL_TOKENS, learner, ragged_rows, tiny_llama
 
 KEEPS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
@@ -32,7 +35,7 @@ class Linear:
     def logprobs(self, batch):
         return [[value + self.gap for value in row.rollout_logprobs] for row in batch]
 
-    def accumulate(self, batch, denominator):
+    def accumulate(self, batch, denominator, *, rehearsal):
         for row in batch:
             self.gradient += row.advantage * self.scale(len(batch)) * torch.arange(1.0, 4.0) / denominator
 
@@ -72,9 +75,27 @@ def test_no_gradient_at_all_fails():
 
 
 def test_the_gradient_check_leaves_nothing_behind():
-    learner = Linear()
-    check_gradient(learner, rows(), 3.0, "float32")
-    assert not learner.gradient.any()
+    linear = Linear()
+    check_gradient(linear, rows(), 3.0, "float32")
+    assert not linear.gradient.any()
+
+
+class MeanOfTheCall(PolicyObjective):
+    """Divides by the rows of a micro-batch, as a local mean does."""
+
+    def __call__(self, logprobs, rows):
+        sums = super().__call__(logprobs, rows)
+        return replace(sums, loss=sums.loss / len(rows))
+
+
+@pytest.mark.parametrize("backbone", ["copied", "shared"])
+@pytest.mark.parametrize(("objective", "passes"), [(PolicyObjective(0.7), True), (MeanOfTheCall(0.7), False)])
+def test_the_policys_gradient_is_judged_while_the_critic_warms_up(backbone, objective, passes):
+    value = {"backbone": backbone, "warmup_steps": 2}
+    trainer = learner(tiny_llama(), objective, memory={"max_micro_batch_tokens": ALL_TOKENS}, value=value)
+    assert check_gradient(trainer, ragged_rows(4), 20.0, "float32").passed == passes
+    assert check_ratio(trainer, ragged_rows(4), "float32").passed
+    assert trainer.gradients() == {}
 
 
 def test_end_and_special_tokens_of_the_character_tokenizer_are_there():
