@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -144,19 +144,18 @@ class FrozenAdapter:
 
 
 # ---------------------------------------------------------------- files
-def write_adapter(folder: Path, model: PreTrainedModel) -> None:
-    """peft's own two files, which PeftModel.from_pretrained(base, folder) and vLLM load."""
+def write_adapter_config(folder: Path, model: PreTrainedModel) -> None:
+    """peft's description of the adapter. With `adapter_tensors` in WEIGHTS_FILE beside it (the learner's save writes
+    them) it is what PeftModel.from_pretrained(base, folder) and vLLM load."""
     config = cast(Any, model.peft_config[NAME]).to_dict() | {"inference_mode": True}
     # Sets have no order of their own: sorted, equal adapters have equal files.
     texts = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(texts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    tensors = {name: parameter.detach().contiguous() for name, parameter in adapter_tensors(model).items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
 def read_adapter(folder: Path) -> tuple[LoraAdapter, dict[str, Tensor]]:
-    """Settings and tensors (named as in `adapter_tensors`) that `write_adapter` wrote.
+    """Settings and tensors (named as in `adapter_tensors`) of a checkpoint's adapter.
 
     Raises CheckpointInvalid when they cannot be read."""
     try:

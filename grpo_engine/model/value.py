@@ -1,9 +1,10 @@
 """PPO's critic: a scalar head on hidden states.
 
 `copied` has a backbone of its own, a copy of the policy's; `shared` reads the policy's hidden states, so that its loss
-pulls at the policy too. The head begins at zero: every value is 0 until the first update, and the first advantages are
-the returns. The critic sees exactly what the policy sees: the value of a token is read where the hidden state sits that
-predicts it, before the token is known.
+pulls at the policy too. The head begins at zero: every value is 0 until the first update, and a token's first advantage
+is the sum of the rewards from it on, each decayed by gamma x lambda a token (with both 1 the return). The critic sees
+exactly what the policy sees: the value of a token is read where the hidden state sits that predicts it, before the
+token is known.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from grpo_engine.config import FolderModel, RunConfig
 from grpo_engine.errors import CheckpointInvalid, StorageFull
 from grpo_engine.manifest import MANIFEST_NAME, AdapterBase, Manifest, list_files, write_manifest
-from grpo_engine.model.adapters import base_hash, has_adapter, write_adapter
+from grpo_engine.model.adapters import base_hash, has_adapter, write_adapter_config
 from grpo_engine.model.loading import Policy
 from grpo_engine.protocols import Learner
 from grpo_engine.provenance import git_commit, package_versions
@@ -117,8 +117,7 @@ def _write_model(folder: Path, policy: Policy) -> None:
         policy.model.save_pretrained(folder)
         return
     _write_model_config(folder, policy.model)
-    # The learner's tensors go to the same file: peft's format is promised here whatever a learner writes.
-    write_adapter(folder / TRAINER / ADAPTER, policy.model)
+    write_adapter_config(folder / TRAINER / ADAPTER, policy.model)  # its tensors come with the learner
 
 
 def _write_model_config(folder: Path, model: PreTrainedModel) -> None:

@@ -1,7 +1,7 @@
 """The learner on disk: weights and optimizer of policy and value model, and `learner.json`. No pickle.
 
     masters.safetensors     every parameter of the policy
-    adapter/                in its place with an adapter: adapter_model.safetensors, peft's format
+    adapter/                in its place with an adapter: adapter_model.safetensors, named as peft names them
     optimizer.safetensors   AdamW's moments of what is trained
     value/                  value.safetensors and optimizer.safetensors of PPO's critic
     learner.json            counters, the learned token limit, the rate's scale after rollbacks
@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from grpo_engine.errors import CheckpointInvalid
+from grpo_engine.model.adapters import WEIGHTS_FILE
 
 FORMAT = 2
 MASTERS, ADAPTER, OPTIMIZER, LEARNER = (
-    "masters.safetensors", "adapter/adapter_model.safetensors", "optimizer.safetensors", "learner.json"
+    "masters.safetensors", f"adapter/{WEIGHTS_FILE}", "optimizer.safetensors", "learner.json"
 )  # fmt: skip
 VALUE, VALUE_OPTIMIZER = "value/value.safetensors", "value/optimizer.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")

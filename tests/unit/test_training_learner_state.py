@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_engine.config_training import LoraAdapter
 from grpo_engine.errors import CheckpointInvalid
-from grpo_engine.model.adapters import add_adapter, write_adapter
+from grpo_engine.model.adapters import adapter_tensors, add_adapter
 from grpo_engine.model.loading import Policy
 from grpo_engine.training.learner import TorchLearner
 from tests.unit.training_fixtures import assert_equal_bits, learner, ragged_rows, tiny_llama, update, weights
@@ -203,14 +204,14 @@ def test_an_adapter_is_saved_alone_and_continues_bit_for_bit(tmp_path: Path, val
     assert files_of(through, tmp_path / "a") == files_of(second, tmp_path / "b")
 
 
-def test_the_learner_and_peft_write_the_same_adapter_file(tmp_path: Path) -> None:
+def test_the_adapters_file_holds_its_tensors_under_pefts_names(tmp_path: Path) -> None:
     trainer = adapted(0)
     train(trainer, range(2))
-    trainer.save(tmp_path / "ours")
-    write_adapter(tmp_path / "theirs", trainer.model)
-    ours, theirs = tmp_path / "ours" / "adapter" / "adapter_model.safetensors", tmp_path / "theirs"
-    assert_equal_bits(load_file(ours), load_file(theirs / "adapter_model.safetensors"))
-    assert ours.read_bytes() == (theirs / "adapter_model.safetensors").read_bytes()
+    trainer.save(tmp_path)
+    found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert_equal_bits(found, dict(adapter_tensors(trainer.model)))
+    theirs = get_peft_model_state_dict(trainer.model, adapter_name="default")
+    assert_equal_bits({name.removeprefix("base_model.model."): tensor for name, tensor in found.items()}, theirs)
 
 
 def test_training_an_adapter_leaves_the_base_untouched_and_hands_out_merged_weights() -> None:
