@@ -158,6 +158,7 @@ TRAINER: dict[str, TrlField] = {
     "max_grad_norm": TrlField(1.0),
     "eval_strategy": TrlField("no"),
     "eval_steps": TrlField(None),
+    "logging_steps": _none(10, "sets up logging, and evaluation without eval_steps; every step is journaled here"),
     "save_strategy": TrlField("steps"),
     "save_steps": TrlField(500),
     "save_total_limit": TrlField(None),

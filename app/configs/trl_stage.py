@@ -218,7 +218,7 @@ def memory(trl: TrlSource) -> Part:
 def evaluation(trl: TrlSource, steps: int) -> Part:
     match str(trl["eval_strategy"]):
         case "steps":
-            every = trl.steps("eval_steps", steps) if trl["eval_steps"] is not None else 10
+            every = trl.steps("logging_steps" if trl["eval_steps"] is None else "eval_steps", steps)
         case "no":
             text = "TRL never evaluates; here held-out prompts are answered before the first and after the last step"
             trl.say("eval_strategy", text)

@@ -164,6 +164,14 @@ def test_losses_keep_their_meaning(given: dict[str, Any], loss: dict[str, Any]) 
     assert imported(**given).loss.model_dump(exclude_none=True) == loss
 
 
+@pytest.mark.parametrize(
+    ("given", "every"), [({}, 10), ({"logging_steps": 25}, 25), ({"logging_steps": 25, "eval_steps": 5}, 5)]
+)
+def test_evaluation_without_steps_of_its_own_follows_logging_as_in_trl(given: dict[str, Any], every: int) -> None:
+    config = import_trl({"eval_strategy": "steps", "max_steps": 100, **given}).config
+    assert config["stages"][0]["evaluation"]["every_steps"] == every
+
+
 def test_what_has_no_exact_equal_says_what_trl_means_and_what_stands_there() -> None:
     assert "each micro-batch" in lines(loss_type="bnpo")
     assert "cut every weight at 0.2" in lines(loss_type="cispo")
