@@ -19,6 +19,8 @@ from grpo_engine.model.packing import micro_batches, num_packed_tokens
 from grpo_engine.types import TrainRow
 
 log = logging.getLogger("cohort")
+RAN_OUT = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What the CPU's allocator, CUDA itself and cuBLAS say."""
 
 
 class TokenLimit:
@@ -90,5 +92,5 @@ def in_row_order(rows: Sequence[TrainRow], found: Sequence[tuple[Sequence[int], 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch raises a type of its own on CUDA and a plain RuntimeError on the CPU."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    """torch raises a type of its own where its CUDA allocator fails, and a plain RuntimeError elsewhere."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in RAN_OUT)

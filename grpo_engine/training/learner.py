@@ -190,7 +190,7 @@ class TorchLearner:
             )
         stats = step_stats(values)
         if stats:
-            stats |= memory_stats(self._device)
+            stats |= memory_stats(self._device, self._limit.tokens)
             stats |= {"value/gradient_norm": value_norm} if self._critic else {}
         return StepResult(applied, policy_norm, rate, stats)
 

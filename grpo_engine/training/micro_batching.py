@@ -21,7 +21,7 @@ from grpo_engine.model.memory_limit import TokenLimit, in_row_order, run_micro_b
 from grpo_engine.model.packing import TokenBatch, collate
 from grpo_engine.model.value import ValueModel
 from grpo_engine.training.objectives import Objective, Sums, value_sums
-from grpo_engine.training.step_totals import StepTotals
+from grpo_engine.training.step_totals import StepTotals, forget_peak
 from grpo_engine.types import TrainRow
 
 
@@ -74,6 +74,8 @@ class MicroBatches:
 
             return run_micro_batches(rows, self._limit, work, packed=self._forward.packed)
 
+        if not self._seen:
+            forget_peak(self._forward.device)
         waiting = [(rows, denominator)]
         self._seen += waiting
         while not all(fits(*part) for part in waiting):

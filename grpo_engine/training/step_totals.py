@@ -123,13 +123,21 @@ def step_stats(values: StepValues) -> dict[str, float]:
     return stats
 
 
-def memory_stats(device: torch.device) -> dict[str, float]:
-    """CUDA only. Peak of what tensors held, what the allocator holds, and the share of it that it cannot give them."""
+def memory_stats(device: torch.device, token_limit: int) -> dict[str, float]:
+    """The token limit of a pass; on CUDA also the peak of what tensors held since the step's first pass, the peak of
+    what the allocator held, and the share of that which no tensor had."""
+    stats = {"memory/micro_batch_tokens": float(token_limit)}
     if device.type != "cuda":
-        return {}
-    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    return {
+        return stats
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return stats | {
         "memory/allocated_bytes": float(allocated),
         "memory/reserved_bytes": float(reserved),
         "memory/fragmentation_share": max(0.0, 1 - allocated / max(1, reserved)),
     }
+
+
+def forget_peak(device: torch.device) -> None:
+    """Peaks of `memory_stats` count from here; nothing happens without CUDA."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

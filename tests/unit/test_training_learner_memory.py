@@ -16,6 +16,7 @@ from grpo_engine.errors import OutOfMemory
 from grpo_engine.inference.values import CriticScorer
 from grpo_engine.model.value import ValueModel
 from grpo_engine.training.learner import TorchLearner
+from grpo_engine.training.step_totals import forget_peak, memory_stats
 from grpo_engine.types import StepResult, TrainRow, global_denominator
 from tests.unit.training_fixtures import (
     ThreadRanks,
@@ -32,6 +33,8 @@ MESSAGES = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     MemoryError(),
     RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory"),
 ]
 ROWS = ragged_rows(16)
 
@@ -85,7 +88,8 @@ def test_the_step_is_repeated_with_half_the_tokens_and_the_same_gradient(where: 
     assert max(tried) > 35 >= limit
     unlimited, expected = gradient(learner(tiny_llama(), memory={"max_micro_batch_tokens": 1000}), calls)
     assert_close(found, unlimited, 1e-9)
-    assert result.stats == pytest.approx(expected.stats, rel=1e-9)
+    tokens = {"memory/micro_batch_tokens": float(limit)}
+    assert result.stats == pytest.approx(expected.stats | tokens, rel=1e-9)
     from_the_start, same = gradient(learner(tiny_llama(), memory={"max_micro_batch_tokens": limit}), calls)
     assert_equal_bits(found, from_the_start)
     assert result == same
@@ -156,6 +160,25 @@ def test_preparing_and_scoring_halve_likewise() -> None:
     scored = CriticScorer(critic, max_micro_batch_tokens=64).values(ROWS)
     assert scored == [pytest.approx(row, rel=1e-9) for row in whole]
     assert max(tried) > 35 >= tried[-1]
+
+
+def test_peaks_are_those_of_the_step_and_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    resets: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 40)
+    cuda = torch.device("cuda")
+    found = memory_stats(cuda, 64)
+    assert found.pop("memory/fragmentation_share") == 0.25
+    assert found == {"memory/micro_batch_tokens": 64, "memory/allocated_bytes": 30, "memory/reserved_bytes": 40}
+    monkeypatch.setattr("grpo_engine.training.micro_batching.forget_peak", lambda _: forget_peak(cuda))
+    trainer = learner(tiny_llama())
+    for part in (ROWS[:3], ROWS[3:]):
+        trainer.accumulate(part, 9.0)
+    assert resets == [cuda]
+    trainer.step()
+    update(trainer, ROWS)
+    assert resets == [cuda, cuda]
 
 
 def test_other_errors_pass_through() -> None:
