@@ -38,7 +38,7 @@ METRICS: dict[str, MetricInfo] = {
     "reward/min": MetricInfo("Lowest reward", "", "Lowest reward of the step.", "reward", "digits", "good"),
     "reward/max": MetricInfo("Highest reward", "", "Highest reward of the step.", "reward", "digits", "good"),
     "reward/smoothed": MetricInfo(
-        "Smoothed reward", "", "0.9 of its last value + 0.1 of the step's mean reward; what early stopping watches.",
+        "Smoothed reward", "", "0.9 of its last value + 0.1 of the batch's mean reward; advantages use it.",
         "reward", "digits", "good"),
     "evaluation/accuracy_greedy": MetricInfo(
         "Accuracy, greedy", "", "Share of held-out prompts answered right by greedy decoding.",
@@ -78,6 +78,9 @@ METRICS: dict[str, MetricInfo] = {
         "policy", "digits", "neutral"),
     "loss/entropy": MetricInfo(
         "Loss, entropy", "", "The part of the loss that rewards entropy: minus entropy.bonus x entropy.",
+        "policy", "digits", "neutral"),
+    "loss/value": MetricInfo(
+        "Loss, value", "", "The critic's part of the loss: value.loss_weight x value loss.",
         "policy", "digits", "neutral"),
     "loss/auxiliary": MetricInfo(
         "Loss, auxiliary", "", "Next-token cross entropy on sampled completions x auxiliary.weight.",
@@ -144,11 +147,8 @@ METRICS: dict[str, MetricInfo] = {
         "Rollbacks", "rollbacks", "Times in this stage that a guard restored the last good checkpoint.",
         "optimizer", "integer", "bad"),
     "throughput/train_tokens_per_s": MetricInfo(
-        "Training speed", "tokens/s", "Prompt and completion tokens trained a second of training time.",
+        "Training speed", "tokens/s", "Completion tokens trained a second of training time.",
         "speed", "si", "good"),
-    "packing/useful_share": MetricInfo(
-        "Packing", "", "Share of the tokens computed in the update that are real, not padding.",
-        "speed", "percent", "good"),
     "throughput/tokens_per_s": MetricInfo(
         "Throughput", "tokens/s", "Completion tokens sampled and trained a second.",
         "speed", "si", "good"),

@@ -161,11 +161,6 @@ def _rate_scale(value: float, past: Sequence[float]) -> Verdict:
     return Verdict("good", "The rate follows its schedule.")
 
 
-def _packing(value: float, past: Sequence[float]) -> Verdict:
-    level: Level = "good" if value >= 0.8 else "warning" if value >= 0.5 else "bad"
-    return Verdict(level, f"{value:.0%} of the computed tokens are real; good from 80% on.")
-
-
 _RULES: dict[str, Callable[[float, Sequence[float]], Verdict]] = {
     "reward/mean": _reward,
     "evaluation/accuracy_greedy": _accuracy,
@@ -175,7 +170,6 @@ _RULES: dict[str, Callable[[float, Sequence[float]], Verdict]] = {
     "value/gradient_norm": _gradient,
     "value/explained_variance": _explained,
     "sampler/weight_mean": _weight,
-    "packing/useful_share": _packing,
     "throughput/tokens_per_s": _throughput,
     "throughput/train_tokens_per_s": _throughput,
     "memory/rss_bytes": _memory,

@@ -60,6 +60,7 @@ def train_on_batch(context: StageContext, stage: RLStage, parts: RLParts, batch:
     seconds = time.perf_counter() - started
     if stage.guards.action == "rollback":
         values["guards/rollbacks"] = float(parts.guards.rollbacks)
+        values["optimizer/rate_scale"] = stage.guards.rate_factor**parts.guards.rollbacks
     return values | {
         "staleness/max": staleness,
         "time/train_s": seconds,

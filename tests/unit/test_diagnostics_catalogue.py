@@ -96,8 +96,6 @@ def test_unknown_names_are_shown_as_they_are() -> None:
         ("optimizer/rate_scale", 0.5, [], "warning"),
         ("guards/rollbacks", 0, [], "good"),
         ("guards/rollbacks", 1, [], "warning"),
-        ("packing/useful_share", 0.9, [], "good"),
-        ("packing/useful_share", 0.4, [], "bad"),
         ("throughput/train_tokens_per_s", 0.4, FLAT, "warning"),
     ],
 )

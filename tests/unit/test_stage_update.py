@@ -62,7 +62,7 @@ def test_a_rollback_restores_the_last_good_checkpoint_and_leaves_the_rest_of_the
     context, parts, values = trained(tmp_path, learner, epochs=4, guards={"action": "rollback"})
     assert learner.calls[-1] == ("roll_back", "0-rl-000000", 0.5)
     assert context.progress.step == 2
-    assert values["guards/rollbacks"] == 1
+    assert (values["guards/rollbacks"], values["optimizer/rate_scale"]) == (1, 0.5)
     assert context.journal.of("finding")[0].severity == "critical"
     assert not parts.guards.alarmed
 
