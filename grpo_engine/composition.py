@@ -119,10 +119,9 @@ def make_rl_parts(
     stopper, guards = EarlyStopper(stage.early_stopping), Guards(stage.guards, stage.optimizer.max_gradient_norm)
     lowest, highest = reward_bounds(stage)
     detectors = Detectors(stage.detectors, lowest_reward=lowest, highest_reward=highest)
-    if progress.step:
-        stopper.restore(progress.early_stopping)
-        detectors.restore(progress.detectors)
-        guards.restore(progress.guards)
+    stopper.restore(progress.early_stopping)
+    detectors.restore(progress.detectors)
+    guards.restore(progress.guards)
     evaluation = _evaluation(attempt, stage, source, rewards)
     return RLParts(pipeline, sampler, learner, evaluation, stopper, detectors, guards)
 

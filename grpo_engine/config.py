@@ -99,7 +99,7 @@ class CheckpointConfig(Config):
     every_steps: int = Field(50, ge=1)
     """Steps between checkpoints; the last step of a stage is always kept."""
     keep_last: int = Field(3, ge=1)
-    """Newest checkpoints kept in a stage; a stage's last one is never removed."""
+    """Newest checkpoints kept in a stage, beside the last good one and the best one."""
 
 
 class EvaluationConfig(Config):

@@ -138,6 +138,8 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
     learner = make_learner(attempt, policy, progress)
     if resumed is not None:
         learner.load(resumed / TRAINER)
+        if attempt.forked:
+            learner.rate_scale = 1.0  # rollbacks of the origin; this run's rates are as its config says
     source = make_source(attempt, policy, progress)
     context = _context(attempt, policy, learner, progress, resumed)
     if isinstance(stage, SFTStage):
@@ -213,5 +215,6 @@ def _check_same_weights(attempt: Attempt, learner: TorchLearner) -> None:
     if attempt.communicator.world_size == 1:
         return
     sums = torch.stack([parameter.detach().double().sum() for parameter in learner.model.parameters()])
-    if len({tuple(each) for each in attempt.communicator.gather(sums.tolist())}) > 1:
+    bits = sums.cpu().numpy().tobytes()  # NaN is unlike itself
+    if len(set(attempt.communicator.gather(bits))) > 1:
         raise EngineError("the ranks' weights have come apart; the last checkpoint before this one is still good")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config import RLStage, RunConfig
 from grpo_engine.control import SharedControl
 from grpo_engine.events import Journal, boot_clock_s
 from grpo_engine.protocols import Communicator
@@ -50,7 +50,9 @@ class StageContext:
     saved_step: int = -1
     """Step of the newest checkpoint, the resumed one included; -1 when there is none."""
     last_good: Path | None = None
-    """Newest checkpoint written while no guard was alarmed."""
+    """Newest checkpoint that the guards found sound, or the stage's first: what a rollback restores."""
+    unproven: Path | None = None
+    """Newest checkpoint until the guards have seen the step after it, where an explosion shows."""
     best: Path | None = None
     """Checkpoint of the best evaluation in this attempt."""
     best_accuracy: float = 0.0
@@ -99,7 +101,7 @@ class StageContext:
     def checkpoint(self, *, good: bool = True) -> None:
         """Save the present step unless it is saved already, then drop what retention no longer keeps.
 
-        `good`: training was on the rails; the newest good checkpoint and the best one are never dropped."""
+        `good`: training was on the rails; the last good checkpoint and the best one are never dropped."""
         step = self.progress.step
         if step == self.saved_step:
             return
@@ -119,11 +121,21 @@ class StageContext:
             self.journal.append("checkpoint_removed", stage=self.key, step=removed, path=path)
 
     def _remember(self, path: Path, good: bool) -> None:
-        if good:
-            self.last_good = path
+        self.unproven = path if good else None
+        if self.last_good is None or not self._is_guarded:
+            self.prove()
         accuracy = self.latest_metrics.get("accuracy_greedy", 0.0)
         if accuracy > self.best_accuracy:
             self.best, self.best_accuracy = path, accuracy
+
+    @property
+    def _is_guarded(self) -> bool:
+        stage = self.config.stages[self.progress.stage_index]
+        return isinstance(stage, RLStage) and stage.guards.action != "off"
+
+    def prove(self) -> None:
+        """Training went on from the newest checkpoint without an alarm."""
+        self.last_good, self.unproven = self.unproven or self.last_good, None
 
     def end(self, outcome: Outcome, *, good: bool = True) -> Outcome:
         """Save the last state, marked done unless the stage was stopped. Loops leave their final step to this."""

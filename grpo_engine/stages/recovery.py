@@ -6,7 +6,7 @@ from typing import Literal
 
 from grpo_engine.config import RLStage
 from grpo_engine.diagnostics.detectors import FindingFields
-from grpo_engine.errors import Diverged
+from grpo_engine.errors import Diverged, NonFinite
 from grpo_engine.stages.context import StageContext, log
 from grpo_engine.stages.guards import Alarm
 from grpo_engine.stages.parts import RLParts
@@ -20,6 +20,7 @@ def guard(context: StageContext, stage: RLStage, parts: RLParts, result: StepRes
     """Check one optimizer step; True when weights were rolled back. A report is told once an episode."""
     was_alarmed = parts.guards.alarmed
     alarm = parts.guards.check(result)
+    _judge_checkpoint(context, parts, result)
     rolled_back = False
     if alarm is not None and stage.guards.action == "rollback" and context.last_good is not None:
         recover(context, stage, parts, alarm)
@@ -28,6 +29,25 @@ def guard(context: StageContext, stage: RLStage, parts: RLParts, result: StepRes
         _tell(context, alarm, "warning", REMEDY)
     context.progress.guards = parts.guards.state()
     return rolled_back
+
+
+def _judge_checkpoint(context: StageContext, parts: RLParts, result: StepResult) -> None:
+    """What the step says of the checkpoint before it: KL was measured on those weights, a spike is not over yet."""
+    if parts.guards.alarmed:
+        context.unproven = None
+    elif result.applied and result.stats and not parts.guards.spikes:
+        context.prove()
+
+
+def rescue(context: StageContext, stage: RLStage, parts: RLParts, error: NonFinite) -> None:
+    """Roll back from numbers that are not finite; raises `error`, told as a finding, where there is no way back."""
+    alarm = Alarm("guard_nonfinite", "Numbers are no longer finite", str(error))
+    if stage.guards.action == "rollback" and context.last_good is not None:
+        recover(context, stage, parts, alarm)
+        return
+    if stage.guards.action != "off":
+        _tell(context, alarm, "critical", REMEDY)
+    raise error
 
 
 def recover(context: StageContext, stage: RLStage, parts: RLParts, alarm: Alarm) -> None:
@@ -46,6 +66,7 @@ def recover(context: StageContext, stage: RLStage, parts: RLParts, alarm: Alarm)
     parts.learner.roll_back(good / TRAINER, stage.guards.rate_factor)
     parts.sampler.load_weights(parts.learner.iter_full_weights(), parts.learner.policy_version)
     guards.rolled_back()
+    context.unproven, context.saved_step = None, -1  # what this step's checkpoint holds is no longer the policy
     context.progress.guards = guards.state()
     share = stage.guards.rate_factor**guards.rollbacks
     done = f"Rolled back to {good.name}; the learning rate is {share:.3g} of the configured one from now on."

@@ -14,10 +14,9 @@ from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.synchronous import Batch
 from grpo_engine.rollout_files import write_batch
 from grpo_engine.stages.context import Outcome, StageContext, crossed, log
-from grpo_engine.stages.guards import Alarm
 from grpo_engine.stages.measure import batch_metrics, resident_bytes
 from grpo_engine.stages.parts import RLParts
-from grpo_engine.stages.recovery import recover
+from grpo_engine.stages.recovery import rescue
 from grpo_engine.stages.update import train_on_batch
 
 
@@ -33,19 +32,16 @@ def run_rl(context: StageContext, stage: RLStage, parts: RLParts) -> Outcome:
     warned: set[str] = set()
     while progress.step < stage.num_steps and not context.control.stop_requested:
         before = progress.step
+        stops = False
         try:
             stops = _turn(context, stage, parts, warned)
         except NonFinite as error:
-            if stage.guards.action != "rollback" or context.last_good is None:
-                raise
-            recover(context, stage, parts, Alarm("guard_nonfinite", "Numbers are no longer finite", str(error)))
-            continue
-        if stops:
-            _evaluate(context, parts, step=progress.step)
-            return context.end("early_stopped", good=not parts.guards.alarmed)
-        last = progress.step >= stage.num_steps
+            rescue(context, stage, parts, error)
+        last = stops or progress.step >= stage.num_steps
         if last or crossed(before, progress.step, stage.evaluation.every_steps):
-            _evaluate(context, parts, step=progress.step)
+            _evaluate_or_roll_back(context, stage, parts)
+        if stops:
+            return context.end("early_stopped", good=not parts.guards.alarmed)
         if not last and crossed(before, progress.step, stage.checkpoint.every_steps):
             context.checkpoint(good=not parts.guards.alarmed)
         context.control.synchronise()
@@ -129,6 +125,15 @@ def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> b
         values.get("reward/mean", float("nan")), values["completion/mean_length_tokens"], values["time/step_s"],
     )  # fmt: skip
     return decision is not None and decision.stops
+
+
+def _evaluate_or_roll_back(context: StageContext, stage: RLStage, parts: RLParts) -> None:
+    """Evaluation may be the first to sample from a policy that broke in the step before."""
+    try:
+        _evaluate(context, parts, step=context.progress.step)
+    except NonFinite as error:
+        rescue(context, stage, parts, error)
+        _evaluate(context, parts, step=context.progress.step)
 
 
 def _evaluate(context: StageContext, parts: RLParts, *, step: int) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from grpo_engine.diagnostics.catalogue import info
 from tests.engine_configs import rl_stage, sft_stage, tiny_config
-from tests.engine_process import named, run_engine
+from tests.engine_process import named, newest_checkpoint, run_engine
 
 pytestmark = pytest.mark.alone
 
@@ -46,6 +47,7 @@ def test_every_recipe_trains_to_its_end(tmp_path, recipe):
     steps = named(tmp_path / "run", "metrics")
     assert [event.step for event in steps] == [1, 2, 3, 4]
     assert all(not event.nonfinite for event in steps)
+    assert [name for name in steps[-1].values if info(name).description == "Not in the catalogue."] == []
     assert ("value/loss" in steps[-1].values) == recipe.startswith("ppo")
     assert ("reward/smoothed" in steps[-1].values) == (recipe == "auxiliary")
 
@@ -83,3 +85,13 @@ def test_a_policy_that_explodes_is_rolled_back_and_keeps_a_good_checkpoint(tmp_p
     found = [event for event in named(tmp_path / "run", "finding") if event.detector.startswith("guard")]
     assert len(found) == 3
     assert (tmp_path / "run" / "checkpoints" / "0-rl-000000" / "manifest.json").is_file()
+
+
+def test_a_fork_of_a_slowed_down_run_begins_with_its_own_rate(tmp_path):
+    guards = {"action": "rollback", "max_kl": 1e-12}  # the first update is one too many
+    config = tiny_config(rl_stage(num_steps=3, guards=guards))
+    assert run_engine(config, tmp_path / "run") == 0
+    assert named(tmp_path / "run", "metrics")[-1].values["optimizer/learning_rate"] == 5e-4
+    forked = tiny_config(rl_stage(num_steps=4))
+    assert run_engine(forked, tmp_path / "fork", "--fork", str(newest_checkpoint(tmp_path / "run"))) == 0
+    assert named(tmp_path / "fork", "metrics")[0].values["optimizer/learning_rate"] == 1e-3

@@ -15,7 +15,10 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.alone
 
-STAGES = (sft_stage(num_steps=6), rl_stage(num_steps=20, kl={"weight": 0.01}, checkpoint={"every_steps": 7, "keep_last": 5}))
+STAGES = (
+    sft_stage(num_steps=6),
+    rl_stage(num_steps=20, kl={"weight": 0.01}, checkpoint={"every_steps": 7, "keep_last": 5}),
+)
 
 
 def weights_hash(folder):
@@ -104,7 +107,8 @@ def test_a_damaged_checkpoint_is_refused(whole, tmp_path):
 
 
 def test_a_fork_goes_on_from_the_checkpoint_under_other_settings(whole, tmp_path):
-    longer = rl_stage(num_steps=24, kl={"weight": 0.02}, checkpoint={"every_steps": 7}, early_stopping={"warmup_steps": 0})
+    early_stopping = {"warmup_steps": 0}
+    longer = rl_stage(num_steps=24, kl={"weight": 0.02}, checkpoint={"every_steps": 7}, early_stopping=early_stopping)
     config = tiny_config(STAGES[0], longer)
     assert run_engine(config, tmp_path / "fork", "--fork", str(newest_checkpoint(whole))) == 0
     started = named(tmp_path / "fork", "started")[0]
