@@ -48,11 +48,15 @@ class Guards:
     alarmed: bool = False
     """The last step was off the rails: what is saved now is no good checkpoint."""
 
-    def check(self, result: StepResult) -> Alarm | None:
-        """The alarm that begins or goes on at this step, None on the rails. Skipped steps count as neither."""
-        if self.config.action == "off" or not result.stats:
+    def check(self, result: StepResult, sampled_kl: float | None = None) -> Alarm | None:
+        """The alarm that begins or goes on at this step, None on the rails.
+
+        `sampled_kl`: KL of the sampled tokens, for a step that trained on nothing: a policy that has collapsed gives
+        groups without variance, and must not go unseen for it. Skipped steps count as neither calm nor spike."""
+        kl = result.stats.get("policy/kl", sampled_kl)
+        if self.config.action == "off" or (kl is None and not result.stats):
             return None
-        alarm = self._kl(result.stats) or (self._spike(result) if result.applied else None)
+        alarm = self._kl(kl) or (self._spike(result) if result.applied and result.stats else None)
         self.alarmed = alarm is not None
         return alarm
 
@@ -71,8 +75,7 @@ class Guards:
         for name, value in state.items():
             setattr(self, name, list(value) if isinstance(value, list) else value)
 
-    def _kl(self, stats: Mapping[str, float]) -> Alarm | None:
-        kl = stats.get("policy/kl")
+    def _kl(self, kl: float | None) -> Alarm | None:
         if kl is None or kl <= self.config.max_kl:
             return None
         evidence = f"{kl:.3g} nats a token, more than guards.max_kl = {self.config.max_kl:g}."

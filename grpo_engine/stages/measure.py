@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from grpo_engine.types import Group, Rollout
 
 PAGE_BYTES = 4096
@@ -44,6 +46,18 @@ def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         if known:
             values[f"reward/part/{name}/mean"] = _mean(known)
     return values
+
+
+def sampled_kl(groups: Sequence[Group]) -> float | None:
+    """Mean k3 estimate of KL(sampler || reference) over all sampled tokens, nats; None where no reference was scored.
+
+    The learner measures it on the tokens it trains on; this serves a batch of which it trained on none."""
+    scored = [rollout for group in groups for rollout in group.rollouts if rollout.ref_logprobs is not None]
+    if not scored:
+        return None
+    reference = np.concatenate([np.asarray(rollout.ref_logprobs) for rollout in scored])
+    gap = reference - np.concatenate([np.asarray(rollout.completion.full_logprobs) for rollout in scored])
+    return float(np.mean(np.expm1(gap) - gap))
 
 
 def dropped_groups(groups: Sequence[Group]) -> dict[str, int]:

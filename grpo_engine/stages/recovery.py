@@ -16,10 +16,12 @@ from grpo_engine.types import StepResult
 REMEDY = "Lower optimizer.learning_rate, add warmup_steps, or set guards.action to rollback."
 
 
-def guard(context: StageContext, stage: RLStage, parts: RLParts, result: StepResult) -> bool:
+def guard(
+    context: StageContext, stage: RLStage, parts: RLParts, result: StepResult, sampled_kl: float | None = None
+) -> bool:
     """Check one optimizer step; True when weights were rolled back. A report is told once an episode."""
     was_alarmed = parts.guards.alarmed
-    alarm = parts.guards.check(result)
+    alarm = parts.guards.check(result, sampled_kl)
     _judge_checkpoint(context, parts, result)
     rolled_back = False
     if alarm is not None and stage.guards.action == "rollback" and context.last_good is not None:

@@ -12,7 +12,7 @@ from grpo_engine.pipeline.shares import row_share, split_evenly
 from grpo_engine.pipeline.synchronous import Batch, num_judged, train_rows
 from grpo_engine.protocols import Learner
 from grpo_engine.stages.context import StageContext
-from grpo_engine.stages.measure import dropped_groups
+from grpo_engine.stages.measure import dropped_groups, sampled_kl
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.stages.recovery import guard
 from grpo_engine.types import Group, Normalizer, StepResult, TrainRow, global_denominator
@@ -50,7 +50,10 @@ def train_on_batch(context: StageContext, stage: RLStage, parts: RLParts, batch:
         result = _optimize(context, parts, batch, minibatch)
         values = step_values(result)
         num_tokens += minibatch.num_tokens
-        if guard(context, stage, parts, result) or progress.step >= stage.num_steps:
+        kl = None if "policy/kl" in values else sampled_kl(minibatch.groups)
+        if kl is not None:
+            values["policy/kl"] = kl
+        if guard(context, stage, parts, result, kl) or progress.step >= stage.num_steps:
             break
     parts.sampler.load_weights(parts.learner.iter_full_weights(), parts.learner.policy_version)
     progress.prompt_position = batch.next_position

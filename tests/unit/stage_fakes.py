@@ -95,9 +95,12 @@ def parts_of(stage: RLStage, learner: CountingLearner) -> Any:
     return SimpleNamespace(learner=learner, sampler=VersionedSampler(), guards=Guards(stage.guards, 1.0))
 
 
-def batch_of(num_groups: int, number: int = 1) -> Batch:
+def batch_of(num_groups: int, number: int = 1, ref_logprobs: list[float] | None = None) -> Batch:
     """Groups of two completions with three tokens; the prompt is the group's number."""
     completion = Completion([5, 6, 7], "", "stop", [-1.0] * 3, [-1.0] * 3)
-    rollouts = [Rollout(completion, [], reward, advantage) for reward, advantage in ((1.0, 0.7), (0.0, -0.7))]
+    rollouts = [
+        Rollout(completion, [], reward, advantage, ref_logprobs=ref_logprobs)
+        for reward, advantage in ((1.0, 0.7), (0.0, -0.7))
+    ]
     groups = [Group(f"{number}-{i}", Prompt(str(i), i, "", [i], {}), rollouts) for i in range(num_groups)]
     return Batch(number, groups, num_groups, 0)

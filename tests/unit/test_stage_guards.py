@@ -75,6 +75,13 @@ def test_skipped_steps_and_empty_steps_say_nothing():
     assert subject.check(StepResult(True, 0.0, 1e-4, {})) is None
 
 
+def test_a_collapsed_policy_is_seen_though_nothing_of_it_can_be_trained():
+    alarm = guards().check(StepResult(True, 0.0, 1e-4, {}), sampled_kl=12.0)
+    assert alarm is not None
+    assert alarm.detector == "guard_kl"
+    assert guards().check(StepResult(True, 0.0, 1e-4, {}), sampled_kl=0.1) is None
+
+
 def test_off_judges_nothing():
     assert guards(action="off").check(step(kl=100)) is None
 

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from grpo_engine.errors import Diverged
@@ -77,6 +79,16 @@ def test_too_many_rollbacks_end_the_run_and_name_the_checkpoint(tmp_path):
     with pytest.raises(Diverged, match="0-rl-000007 is the last good checkpoint"):
         recover(context, stage, parts, alarm)
     assert len(context.journal.of("finding")) == 3
+
+
+def test_the_kl_of_a_batch_that_trains_nothing_is_that_of_its_samples(tmp_path):
+    stage = rl_stage(guards={"action": "rollback"})
+    context, parts = context_of(stage, tmp_path), parts_of(stage, CountingLearner(StepResult(True, 0.0, 1e-4, {})))
+    context.last_good = tmp_path / "checkpoints" / "0-rl-000000"
+    batch = batch_of(4, ref_logprobs=[-9.0, -1.0, -1.0])  # the reference gives the first token e^-9, the policy e^-1
+    values = train_on_batch(context, stage, parts, batch)
+    assert values["policy/kl"] == pytest.approx((math.exp(-8) + 8 - 1) / 3)
+    assert parts.learner.calls[-1][0] == "roll_back"
 
 
 def test_the_stage_ends_at_its_last_step_even_within_a_batch(tmp_path):
