@@ -15,6 +15,7 @@ from app.models import Checkpoint, RewardSource, Run, Transition, User, utc_now
 from app.rewards.service import sources_for
 from app.sessions import announce_work
 from grpo_engine.config import RunConfig
+from grpo_engine.config_training import GAEAdvantage
 from grpo_engine.errors import Problem
 
 _NUMBER_LOCK = 0x636F686F
@@ -112,18 +113,32 @@ def fork_from_checkpoint(session: Session, actor: User | None, checkpoint: Check
 
 
 def fork_problems(origin: RunConfig, config: RunConfig, checkpoint: Checkpoint) -> list[Problem]:
-    """Why a config cannot go on from a checkpoint: another model, other stages before it, or no step left to do."""
+    """Why a config cannot go on from a checkpoint: another model, adapter or critic, other stages before it, or no step
+    left to do."""
     index, step = checkpoint.stage_index, checkpoint.step
     if config.model != origin.model:
         remedy = f"keep the model of run {origin.name!r}, whose weights the checkpoint holds"
         return [Problem("model", config.model.source, "is not the checkpoint's model", remedy)]
+    if config.adapter != origin.adapter:
+        remedy = f"keep the adapter of run {origin.name!r}, or merge the checkpoint and start from that model"
+        return [Problem("adapter", config.adapter.kind, "is not the checkpoint's adapter", remedy)]
     kinds = [stage.kind for stage in config.stages[: index + 1]]
     expected = [stage.kind for stage in origin.stages[: index + 1]]
     if kinds != expected:
         remedy = f"begin with the stages {', '.join(expected)}; the checkpoint lies in the last of them"
         return [Problem("stages", ", ".join(kinds), "do not lead to the checkpoint", remedy)]
+    if (critic := _critic(config, index)) not in (None, _critic(origin, index)):
+        remedy = "keep the advantage of its stage, or use one without a critic"
+        message = f"needs a {critic} critic, which the checkpoint does not hold"
+        return [Problem(f"stages.{index}.advantage.kind", "gae", message, remedy)]
     steps = config.stages[index].num_steps
     if steps < step or (steps == step and index + 1 == len(config.stages)):
         remedy = f"raise it above {step}, or add a stage"
         return [Problem(f"stages.{index}.num_steps", str(steps), f"leaves nothing to do after step {step}", remedy)]
     return []
+
+
+def _critic(config: RunConfig, index: int) -> str | None:
+    """Backbone of the critic that a stage trains."""
+    advantage = getattr(config.stages[index], "advantage", None)
+    return advantage.value.backbone if isinstance(advantage, GAEAdvantage) else None

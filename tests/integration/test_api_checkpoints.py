@@ -136,6 +136,8 @@ def test_a_fork_begins_at_the_checkpoint_with_changed_settings(any_seeded: TestC
         ({}, "stages.1.num_steps"),
         ({"stages.1.num_steps": seed.RL_STEPS - 1}, "stages.1.num_steps"),
         ({"model.hidden_size": 64, "stages.1.num_steps": 60}, "model"),
+        ({"adapter": {"kind": "lora"}, "stages.1.num_steps": 60}, "adapter"),
+        ({"stages.1.advantage": {"kind": "gae"}, "stages.1.num_steps": 60}, "stages.1.advantage.kind"),
         ({"stages": [{"kind": "sft", "data": {"source": "addition"}}]}, "stages"),
         ({"stages.1.group_size": 1}, "stages.1.group_size"),
         ({"stages.1.nothing": 1}, "stages.1.nothing"),
