@@ -60,7 +60,7 @@ def recover(context: StageContext, stage: RLStage, parts: RLParts, alarm: Alarm)
     assert good is not None
     where = f"{good.name} is the last good checkpoint"
     if guards.rollbacks >= stage.guards.max_rollbacks:
-        _tell(context, alarm, "critical", f"{REMEDY} {where.capitalize()}.")
+        _tell(context, alarm, "critical", f"Lower optimizer.learning_rate or add warmup_steps. {where}.")
         raise Diverged(
             f"{alarm.title.lower()} at step {context.progress.step} after {guards.rollbacks} rollbacks "
             f"(guards.max_rollbacks): {alarm.evidence} {where}; lower optimizer.learning_rate"
