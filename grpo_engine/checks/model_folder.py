@@ -128,7 +128,12 @@ def _shape_of(config: Mapping[str, Any], num_parameters: int, folder: Path) -> M
 
 
 def _context(config: Mapping[str, Any], folder: Path) -> int:
+    """As `model.loading` finds it."""
     stated = [config.get("max_position_embeddings"), config.get("n_positions")]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
+        short = "original_max_position_embeddings"
+        stated.append(rope.get(short) or config.get(short))
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         stated.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))

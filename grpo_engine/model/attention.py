@@ -250,9 +250,9 @@ def _buckets(tensor: Tensor, layout: PackedLayout) -> list[Tensor]:
 # ---------------------------------------------------------------- registration
 def use_packed_attention(model: PreTrainedModel) -> bool:
     """Set the implementation on a model that computes with SDPA; False (and nothing changed) for any other."""
-    config: Any = model.config.get_text_config()
-    if config._attn_implementation == IMPLEMENTATION:
+    if has_packed_attention(model):
         return True
+    config: Any = model.config.get_text_config()
     if config._attn_implementation != "sdpa" or not model._can_set_attn_implementation():
         return False
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
@@ -264,6 +264,11 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
 
 def use_plain_attention(model: PreTrainedModel) -> None:
     """Undo `use_packed_attention`."""
-    config: Any = model.config.get_text_config()
-    if config._attn_implementation == IMPLEMENTATION:
+    if has_packed_attention(model):
+        config: Any = model.config.get_text_config()
         config._attn_implementation = "sdpa"
+
+
+def has_packed_attention(model: PreTrainedModel) -> bool:
+    config: Any = model.config.get_text_config()
+    return bool(config._attn_implementation == IMPLEMENTATION)

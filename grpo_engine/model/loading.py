@@ -40,7 +40,8 @@ class Policy:
     end_token_ids: frozenset[int]
     """Every id that ends a completion: generation config, model config and tokenizer together."""
     max_context_tokens: int
-    """Longest prompt plus completion."""
+    """Longest prompt plus completion. With LongRoPE (Phi) that of its short form: one longer row would change the
+    rotations of every row in its batch, and log-probabilities must not depend on the batch."""
     device: torch.device
     base_sha256: str | None = None
     """`adapters.base_hash` of the model before it got an adapter; None without one, or where nobody asked yet."""
@@ -192,7 +193,9 @@ def _make_saveable(model: PreTrainedModel, folder: Path) -> None:
 
 def _context_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> int:
     text_config: Any = model.config.get_text_config()
+    rope = getattr(text_config, "rope_parameters", None) or {}
     limits: Iterable[object] = (
+        rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None,
         getattr(text_config, "max_position_embeddings", None),
         getattr(text_config, "n_positions", None),
         tokenizer.model_max_length,

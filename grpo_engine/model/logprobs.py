@@ -18,6 +18,7 @@ losses and dropout are not part of this forward.
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_engine.model.attention import LAYOUT_ARGUMENT, PackedLayout, use_packed_attention, use_plain_attention
+from grpo_engine.model.attention import (
+    LAYOUT_ARGUMENT,
+    PackedLayout,
+    has_packed_attention,
+    use_packed_attention,
+    use_plain_attention,
+)
+from grpo_engine.model.memory_limit import is_out_of_memory
 from grpo_engine.model.packing import TokenBatch, collate
 from grpo_engine.model.vocabulary import Scores, Scoring, score_hidden, score_logits
 from grpo_engine.types import TrainRow
 
+log = logging.getLogger("cohort")
 CHUNK_ELEMENTS = 2**24
 """Logits alive at once: 64 MiB in float32."""
 PROBE_TOLERANCE = 1e-4
@@ -78,6 +87,8 @@ class LogprobForward:
         able = packed is not False and self.head_is_separate and packing_is_exact(model)
         if packed and not able:
             raise ValueError(f"{type(model).__name__} cannot compute packed rows exactly; use packed=None")
+        if packed is None and not able:
+            log.info("%s cannot compute packed rows exactly: rows are padded, which is slower", type(model).__name__)
         self.packed = able
 
     def features(self, batch: TokenBatch) -> Tensor:
@@ -154,18 +165,21 @@ def head_is_separate(model: PreTrainedModel) -> bool:
 @torch.no_grad()
 def packing_is_exact(model: PreTrainedModel) -> bool:
     """Set packed attention on the model and compare packed with padded hidden states of a ragged batch; where they
-    differ, or the model refuses, its attention is restored and the answer is False.
+    differ, or the model refuses, its attention is restored and the answer is False. What an earlier call had set stays:
+    somebody computes packed rows with it.
 
     Windows are wider than the batch, so a model must also be seen to pass its window on to the attention function."""
+    was_set, exact = has_packed_attention(model), False
     if not use_packed_attention(model):
         return False
-    exact = False
     try:
         exact = _packed_equals_padded(model)
-    except Exception:  # models that build masks or biases of their own raise whatever they like
-        exact = False
+    except Exception as error:  # models that build masks or biases of their own raise whatever they like
+        if is_out_of_memory(error):
+            raise
+        log.debug("packed attention", exc_info=True)
     finally:
-        if not exact:
+        if not exact and not was_set:
             use_plain_attention(model)
     return exact
 

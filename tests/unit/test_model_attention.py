@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, PreTrainedModel
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.model.attention import IMPLEMENTATION, use_packed_attention
+from grpo_engine.model.attention import IMPLEMENTATION, use_packed_attention, use_plain_attention
 from grpo_engine.model.logprobs import LogprobForward, packing_is_exact
 from grpo_engine.model.packing import collate, micro_batches
 from grpo_engine.rollout.torch_sampler import TorchSampler
@@ -161,6 +161,7 @@ def hidden_window() -> PreTrainedModel:
     for layer in model.model.layers:
         layer.self_attn.config = copy.copy(model.config)
         layer.self_attn.config.sliding_window = None
+    use_plain_attention(model)
     return model
 
 
@@ -180,6 +181,33 @@ def test_models_that_packing_would_change_are_padded(build: Any) -> None:
 def test_packing_asked_of_a_model_that_cannot_is_refused() -> None:
     with pytest.raises(ValueError, match="BloomForCausalLM cannot compute packed rows exactly"):
         LogprobForward(bloom(), packed=True)
+
+
+def test_a_second_forward_whose_probe_fails_leaves_the_first_ones_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = tiny_model("llama"), collate(ragged(), device=CPU, packed=True)
+    first = LogprobForward(model)
+    expected = first(batch, 1.0).policy
+    monkeypatch.setattr("grpo_engine.model.logprobs.PROBE_TOLERANCE", -1.0)
+    assert not LogprobForward(model).packed
+    assert torch.equal(first(batch, 1.0).policy, expected)
+
+
+def test_memory_that_runs_out_in_the_probe_is_no_reason_to_pad(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: PreTrainedModel) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("grpo_engine.model.logprobs._packed_equals_padded", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        LogprobForward(model := tiny_model("llama"))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_padding_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "cohort")
+    LogprobForward(tiny_model("llama"))
+    assert caplog.messages == []
+    LogprobForward(bloom())
+    assert caplog.messages == ["BloomForCausalLM cannot compute packed rows exactly: rows are padded, which is slower"]
 
 
 def test_eager_models_keep_their_attention() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from grpo_engine.checks.model_folder import inspect_model
+from grpo_engine.checks.report import Report
 from grpo_engine.config import FolderModel, TinyLlamaModel
 from grpo_engine.errors import InvalidConfig, Problem
 from grpo_engine.model.loading import Policy, clone_frozen, load_policy
@@ -74,6 +76,18 @@ def test_a_saved_policy_loads_as_a_folder_with_the_same_weights(folder: Path) ->
     assert policy.model.training
     assert (policy.max_context_tokens, policy.end_token_ids) == (64, {2})
     assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
+
+
+def test_longrope_limits_the_context_to_its_short_form(folder: Path) -> None:
+    """Beyond it a row's log-probabilities would depend on the longest row of its batch."""
+    config = json.loads((folder / "config.json").read_text())
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16, **factors}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    assert load(folder).max_context_tokens == 16
+    shape, _ = inspect_model(FolderModel(path=str(folder)), Report())
+    assert shape is not None
+    assert shape.max_context_tokens == 16
 
 
 def test_bfloat16_weights_are_loaded_as_float32_masters(folder: Path) -> None:
