@@ -138,8 +138,9 @@ class Normalizer:
     over the whole optimizer step (every row, accumulate call and rank) is divided by `denominator`.
 
     tokens: mean over all trained tokens (DAPO eq. 8). sequences: mean over sequences of their token means (GRPO, GSPO);
-    sequences without a trained token count in neither. constant: sum over all sampled sequences / (their number x
-    `constant_tokens`) (Dr.GRPO): masked and dropped sequences count, or the divisor would not be constant."""
+    sequences without a trained token count in neither. constant: sum over all judged sequences / (their number x
+    `constant_tokens`) (Dr.GRPO): masked and dropped sequences count, or the divisor would not be constant; abstained
+    ones do not."""
 
     kind: Literal["tokens", "sequences", "constant"] = "tokens"
     constant_tokens: int = 1

@@ -122,5 +122,7 @@ def _check_moments(path: Path, moments: Mapping[str, Tensor], parameters: Mappin
         odd = sorted(moments.keys() ^ expected)
         raise CheckpointInvalid(f"{path} is not this optimizer's state: {', '.join(odd[:5])}")
     for name in started:
-        if moments[f"exp_avg.{name}"].shape != parameters[name].shape:
-            raise CheckpointInvalid(f"{path}: exp_avg of {name} has shape {tuple(moments[f'exp_avg.{name}'].shape)}")
+        for moment in MOMENTS[1:]:
+            shape = moments[f"{moment}.{name}"].shape
+            if shape != parameters[name].shape:
+                raise CheckpointInvalid(f"{path}: {moment} of {name} has shape {tuple(shape)}")

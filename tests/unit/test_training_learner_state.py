@@ -141,6 +141,11 @@ def lost_moment(folder: Path) -> None:
     save_file(tensors, folder / "optimizer.safetensors")
 
 
+def small_moment(folder: Path) -> None:
+    tensors = load_file(folder / "optimizer.safetensors")
+    save_file(tensors | {"exp_avg_sq.lm_head.weight": torch.zeros(2)}, folder / "optimizer.safetensors")
+
+
 def extra_weight(folder: Path) -> None:
     tensors = load_file(folder / "masters.safetensors")
     save_file(tensors | {"head.bias": torch.zeros(2)}, folder / "masters.safetensors")
@@ -163,6 +168,7 @@ def another_head(folder: Path) -> None:
     [
         (wrong_shape, "lm_head.weight is torch.float32"),
         (lost_moment, "exp_avg_sq.lm_head.weight"),
+        (small_moment, r"exp_avg_sq of lm_head.weight has shape \(2,\)"),
         (extra_weight, "head.bias"),
         (old_format, "not of format 2"),
         (no_critic, "value.safetensors"),
