@@ -12,16 +12,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from benchmarks.peers import ROOT, bench_home
 
 Fields = dict[str, Any]
+T = TypeVar("T")
 DEMO = ROOT / "configs" / "demo.yaml"
 
 
@@ -34,7 +37,8 @@ class Run:
 
     def events(self, kind: str) -> list[Fields]:
         path = self.folder / "journal.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a run may be in the middle of its last line
         return [event for event in map(json.loads, lines) if event["type"] == kind]
 
     def series(self, name: str, stage: str = "1-rl") -> list[tuple[int, float | None]]:
@@ -98,19 +102,26 @@ def start(config: Fields, folder: Path, *, fork: Path | None = None, threads: in
     return Started(folder, process)
 
 
-def wait(started: Started) -> Run:
-    return Run(started.folder, started.process.wait())
+def wait(started: Started, until: Callable[[Run], bool] | None = None) -> Run:
+    """The run at its end; `until` ends it sooner (SIGTERM, with a checkpoint) once it holds."""
+    asked = False
+    while (status := started.process.poll()) is None:
+        if until is not None and not asked and until(Run(started.folder, 0)):
+            started.process.terminate()
+            asked = True
+        time.sleep(0.5)
+    return Run(started.folder, status)
 
 
-def run_all(jobs: Sequence[tuple[Fields, Path, Path | None]], *, at_once: int = 2) -> Iterator[Run]:
-    """Runs of one thread each, `at_once` at a time, in order of their end within a pair."""
-    for first in range(0, len(jobs), at_once):
-        started = [
-            start(changed(config, num_threads=1), folder, fork=fork)
-            for config, folder, fork in jobs[first : first + at_once]
-        ]
-        for each in started:
-            yield wait(each)
+def run_arm(config: Fields, folder: Path, fork: Path, until: Callable[[Run], bool] | None = None) -> Run:
+    """One arm of a study, on one thread."""
+    return wait(start(changed(config, num_threads=1), folder, fork=fork), until)
+
+
+def over_seeds(study: Callable[[int], T], num_seeds: int, *, at_once: int = 2) -> list[T]:
+    """`study(seed)` of every seed, `at_once` at a time, one thread each; in order of seeds."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(study, range(num_seeds)))
 
 
 def cold_start(seed: int, *, config: Fields | None = None) -> Path:
@@ -123,7 +134,7 @@ def cold_start(seed: int, *, config: Fields | None = None) -> Path:
     folder = bench_home() / "runs" / f"cold-{seed}-{name}"
     found = newest_checkpoint(folder)
     if found is None or not (folder / "done").exists():
-        done = run(only, folder, threads=2)
+        done = run({**only, "num_threads": 1}, folder)
         found = newest_checkpoint(folder)
         if done.status or found is None:
             raise RuntimeError(f"the cold start in {folder} ended with {done.status}: {done.last_words()}")

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import results
-from benchmarks.engine_runs import Fields, Run, changed, cold_start, demo_config, run_all
+from benchmarks.engine_runs import Fields, Run, changed, cold_start, demo_config, over_seeds, run_arm
 from benchmarks.peers import bench_home
 
 TARGET, STEPS, EVERY = 0.9, 80, 2
@@ -28,18 +28,9 @@ def arms() -> dict[str, Fields]:
 
 
 def main(num_seeds: int) -> int:
-    steps: dict[str, list[int | None]] = {name: [] for name in arms()}
-    seconds: dict[str, list[float]] = {name: [] for name in arms()}
-    for seed in range(num_seeds):
-        checkpoint = cold_start(seed)
-        folder = bench_home() / "runs" / f"memory-study-{seed}"
-        jobs = [
-            (arm(advantage, seed), folder / name.replace(" ", "-"), checkpoint) for name, advantage in arms().items()
-        ]
-        for name, done in zip(arms(), run_all(jobs), strict=True):
-            steps[name].append(steps_to_target(done))
-            seconds[name].append(median([value for _, value in done.series("time/step_s") if value] or [0.0]))
-            print(f"  seed {seed}, {name}: {steps[name][-1] or f'not within {STEPS}'} steps", flush=True)
+    by_seed = over_seeds(study, num_seeds)
+    steps = {name: [seed[name][0] for seed in by_seed] for name in arms()}
+    seconds = {name: [seed[name][1] for seed in by_seed] for name in arms()}
     rows = [summary(name, steps[name], seconds[name]) for name in steps]
     show(rows)
     path = results.RESULTS / "memory-study.json"
@@ -50,6 +41,19 @@ def main(num_seeds: int) -> int:
     return 0
 
 
+def study(seed: int) -> dict[str, tuple[int | None, float]]:
+    """Steps to the target and seconds a step of every arm of one seed; each arm ends where it is reached."""
+    checkpoint = cold_start(seed)
+    found = {}
+    for name, advantage in arms().items():
+        folder = bench_home() / "runs" / f"memory-study-{seed}" / name.replace(" ", "-")
+        done = run_arm(arm(advantage, seed), folder, checkpoint, until=lambda run: steps_to_target(run) is not None)
+        times = [value for _, value in done.series("time/step_s") if value]
+        found[name] = steps_to_target(done), median(times or [0.0])
+        print(f"  seed {seed}, {name}: {found[name][0] or f'not within {STEPS}'} steps", flush=True)
+    return found
+
+
 def arm(advantage: Fields, seed: int) -> Fields:
     return changed(
         demo_config(),
@@ -57,7 +61,7 @@ def arm(advantage: Fields, seed: int) -> Fields:
         self_test="off",
         stages__1__advantage=advantage,
         stages__1__num_steps=STEPS,
-        stages__1__evaluation={"every_steps": EVERY, "num_prompts": 256},
+        stages__1__evaluation={"every_steps": EVERY, "num_prompts": 128},
         stages__1__early_stopping={"mode": "off"},
         stages__1__checkpoint={"every_steps": 1000},
     )

@@ -35,7 +35,11 @@ EXPONENTIAL = "def reward(completions, **columns):\n    return [10.0 ** len(text
 
 FAILING: dict[str, dict[str, Any]] = {
     # Rewards of any size, not divided by their deviation: the gradient's norm overflows.
-    "non_finite": {"reward": EXPONENTIAL, "stage": {"advantage": {"kind": "dr_grpo"}}, "optimizer": {"max_skipped_steps": 20}},
+    "non_finite": {
+        "reward": EXPONENTIAL,
+        "stage": {"advantage": {"kind": "dr_grpo"}},
+        "optimizer": {"max_skipped_steps": 20},
+    },
     "zero_variance": {"reward": CONSTANT},
     "entropy_collapse": {"reward": FIRST_DIGIT, "optimizer": {"learning_rate": 2e-3, "warmup_steps": 0}},
     "truncation": {"reward": LONG, "optimizer": {"learning_rate": 5e-4}},
