@@ -54,10 +54,6 @@ def masked(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, torch.zeros_like(values))
 
 
-def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    return masked(values, mask).sum()
-
-
 def row_sums(values: Tensor, row_N: Tensor, num_rows: int) -> Tensor:
     """[num_rows] sums of each row's values."""
     return values.new_zeros(num_rows).index_add(0, row_N, values)

@@ -15,7 +15,7 @@ from torch import Tensor, tensor
 
 from grpo_engine.config_training import CISPOLoss, ClipLoss, GSPOLoss, LossConfig
 from grpo_engine.training import losses as module
-from grpo_engine.training.losses import LOSSES, LossInputs, LossTerms, clipped_value_loss, masked_sum
+from grpo_engine.training.losses import LOSSES, LossInputs, LossTerms, clipped_value_loss, masked
 from grpo_engine.types import Normalizer, TrainRow, global_denominator
 from tests.unit.oracles import losses as oracle
 from tests.unit.oracles.mutation import mutant
@@ -212,7 +212,7 @@ def test_an_exploded_ratio_is_not_clamped_away() -> None:
 
 def test_masked_sums_ignore_what_is_masked() -> None:
     values = float64([1.0, math.nan, 3.0]).requires_grad_()
-    total = masked_sum(values, tensor([True, False, True]))
+    total = masked(values, tensor([True, False, True])).sum()
     total.backward()
     assert total.item() == 4.0
     assert values.grad is not None
