@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,18 +60,17 @@ def update(device: str, rounds: int) -> list[Row]:
     from benchmarks.batches import long_rows, smollm2
 
     batch = long_rows(num_rows=64)
-    mine, theirs = updates.sides(batch, smollm2(), "bfloat16", (8, 16), (8192, 20_000))
-    one_thread = [{k: v for k, v in c.items() if k != "threads"} for c in (*mine.candidates, *theirs.candidates)]
-    half = len(mine.candidates)
-    mine = replace(mine, job=mine.job | {"device": device}, candidates=unique(one_thread[:half]))
-    theirs = replace(theirs, job=theirs.job | {"cuda": device == "cuda"}, candidates=unique(one_thread[half:]))
+    shared = {"dtype": "bfloat16", "repetitions": 3}
+    mine, theirs = updates.sides(batch, smollm2(), shared, rows=(8, 16), tokens=(8192, 20_000))
+    mine = replace(mine, job=mine.job | {"device": device}, choices=without_threads(mine.choices))
+    theirs = replace(theirs, job=theirs.job | {"cuda": device == "cuda"}, choices=without_threads(theirs.choices))
     measured = updates.compare(batch, mine, theirs, rounds)
     limit = f"{6 * 135e6 * batch.real_tokens / 1e12:.1f} TFLOP of matrix products a step on both sides"
     return [updates.rate_row("gpu_update_135m", measured, 1.6, limit, "64 rows, bfloat16 autocast; ")]
 
 
-def unique(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [job for index, job in enumerate(jobs) if job not in jobs[:index]]
+def without_threads(choices: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    return {name: values for name, values in choices.items() if name != "threads"}
 
 
 def out_of_memory(device: str) -> list[Row]:

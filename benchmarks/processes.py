@@ -28,18 +28,18 @@ class Side:
     name: str
     command: Sequence[str]
     job: Job
-    candidates: Sequence[Job]
-    """Settings over the job; the fastest is found first, by CPU-idle wall time of one step each."""
+    choices: Mapping[str, Sequence[Any]]
+    """Settings to choose from for the fastest step: each setting in turn, the others at their best so far."""
 
 
-def ours(job: Job, candidates: Sequence[Job] = ({},)) -> Side:
-    return Side("ours", [sys.executable, "-m", "benchmarks.our_update"], job, candidates)
+def ours(job: Job, choices: Mapping[str, Sequence[Any]]) -> Side:
+    return Side("ours", [sys.executable, "-m", "benchmarks.our_update"], job, choices)
 
 
-def trl(job: Job, candidates: Sequence[Job] = ({},)) -> Side:
+def trl(job: Job, choices: Mapping[str, Sequence[Any]]) -> Side:
     script = str(Path(__file__).with_name("trl_update.py"))
     # -P: the script's folder holds names such as `memory`, which no library may import by accident.
-    return Side("TRL", [str(trl_python()), "-P", script], job, candidates)
+    return Side("TRL", [str(trl_python()), "-P", script], job, choices)
 
 
 def run_job(side: Side, settings: Job) -> dict[str, Any]:
@@ -58,16 +58,19 @@ def run_job(side: Side, settings: Job) -> dict[str, Any]:
 
 
 def fastest(side: Side) -> Job:
-    """The candidate with the shortest step, each tried once (after a warm-up step inside its process)."""
-    if len(side.candidates) == 1:
-        return side.candidates[0]
-    tried = []
-    for candidate in side.candidates:
-        result = run_job(side, {**candidate, "repetitions": 1, "gradients": None})
-        tried.append((min(result["seconds"]), candidate))
-        peak = result["memory"]["peak"] / 1e9
-        print(f"  {side.name} {candidate}: {tried[-1][0]:.3f} s a step, peak {peak:.2f} GB", flush=True)
-    return min(tried, key=lambda pair: pair[0])[1]
+    """The settings with the shortest step, each tried once (after a warm-up step inside its process)."""
+    best: Job = {name: values[0] for name, values in side.choices.items()}
+    tried: dict[str, float] = {}
+    for name, values in side.choices.items():
+        for value in values:
+            candidate = {**best, name: value}
+            if (key := json.dumps(candidate)) not in tried:
+                result = run_job(side, {**candidate, "repetitions": 1, "gradients": None})
+                tried[key] = min(result["seconds"])
+                peak = result["memory"]["peak"] / 1e9
+                print(f"  {side.name} {candidate}: {tried[key]:.3f} s a step, peak {peak:.2f} GB", flush=True)
+        best[name] = min(values, key=lambda value: tried[json.dumps({**best, name: value})])
+    return best
 
 
 def alternate(sides: Sequence[Side], settings: Sequence[Job], rounds: int) -> list[list[dict[str, Any]]]:
