@@ -89,9 +89,7 @@ class TorchLearner:
         self._freeze_old = freeze_old
         forward = LogprobForward(model, dtype=dtype)
         self._device = forward.device
-        enable_gradient_checkpointing(model, memory.gradient_checkpointing)
-        if value is not None and not value.is_shared:
-            enable_gradient_checkpointing(value.model, memory.gradient_checkpointing)
+        _recompute(model, value, memory)
         self._policy = {name: p for name, p in model.named_parameters() if p.requires_grad}
         own = {} if value is None else dict(value.named_parameters())
         self._critic = {f"value.{name}": p for name, p in own.items() if p.requires_grad}
@@ -269,6 +267,13 @@ class TorchLearner:
             own = {name.removeprefix("value."): parameter for name, parameter in self._critic.items()}
             parts.append(Part(learner_state.VALUE, own, learner_state.VALUE_OPTIMIZER, own))
         return parts
+
+
+def _recompute(model: PreTrainedModel, value: ValueModel | None, memory: MemoryConfig) -> None:
+    """Gradient checkpointing of the policy, and of a critic with a backbone of its own."""
+    enable_gradient_checkpointing(model, memory.gradient_checkpointing)
+    if value is not None and not value.is_shared:
+        enable_gradient_checkpointing(value.model, memory.gradient_checkpointing)
 
 
 def _require_masters(model: PreTrainedModel) -> None:

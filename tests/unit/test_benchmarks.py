@@ -130,4 +130,4 @@ def test_a_run_that_collapsed_after_reaching_the_target_has_not_passed() -> None
 def test_the_gpu_benchmark_reads_its_arguments() -> None:
     parsed = gpu_training.arguments(["--device", "cpu", "--rounds", "1", "--without-peer"])
     assert (parsed.device, parsed.rounds, parsed.without_peer) == ("cpu", 1, True)
-    assert gpu_training.unique([{"a": 1}, {"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]
+    assert gpu_training.without_threads({"threads": (1, 2), "rows": (8,)}) == {"rows": (8,)}
