@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.metrics.service import PointData, bucket_width, downsample
@@ -24,6 +24,7 @@ def walks(draw: st.DrawFn) -> list[float | None]:
     return [None if random.random() < 0.05 else value for value in values]
 
 
+@settings(max_examples=40)
 @given(st.one_of(walks(), st.lists(numbers, max_size=100)), st.integers(10, 60))
 def test_what_is_shown_is_part_of_what_there_is_and_fits(values: list[float | None], limit: int) -> None:
     points = points_of(values)
@@ -33,6 +34,7 @@ def test_what_is_shown_is_part_of_what_there_is_and_fits(values: list[float | No
     assert downsample(points, limit) == shown
 
 
+@settings(max_examples=40)
 @given(walks(), st.integers(10, 60), st.integers(0, 1000))
 def test_first_last_lowest_highest_survive(values: list[float | None], limit: int, first: int) -> None:
     points = points_of(values, first)
@@ -46,6 +48,7 @@ def test_first_last_lowest_highest_survive(values: list[float | None], limit: in
     assert (None in [point.value for point in shown]) == (None in values)
 
 
+@settings(max_examples=40)
 @given(walks(), st.integers(10, 60), st.integers(0, 1000))
 def test_each_bucket_shows_what_a_plain_loop_picks(values: list[float | None], limit: int, first: int) -> None:
     points = points_of(values, first)
@@ -62,6 +65,7 @@ def test_each_bucket_shows_what_a_plain_loop_picks(values: list[float | None], l
     assert downsample(points, limit) == shown
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-5, 5), min_size=40, max_size=200), st.integers(10, 30))
 def test_points_stay_where_they_are_while_a_chart_grows(values: list[float], limit: int) -> None:
     points = points_of(list(values))
