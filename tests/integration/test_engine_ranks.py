@@ -108,6 +108,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_to_the_same_weights(two: Path, tmp_pa
     assert all(torch.equal(resumed[name], tensor) for name, tensor in weights(two).items())
 
 
+@pytest.mark.slow
 def test_random_rewards_and_a_critic_go_on_on_both_ranks(tmp_path: Path) -> None:
     source = tmp_path / "dice.py"
     source.write_text("import random\n\ndef reward(completions):\n    return [random.random() for _ in completions]\n")
@@ -230,6 +231,7 @@ def by_hand(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Ranks]]:
         ranks.stop(0)
 
 
+@pytest.mark.slow
 def test_a_message_of_the_operator_moves_both_ranks(by_hand: Callable[..., Ranks], tmp_path: Path) -> None:
     ranks = by_hand(ENDLESS | {"early_stopping": {"mode": "observe", "warmup_steps": 8}})
     ranks.send({"early_stopping": "stop"})
@@ -239,6 +241,7 @@ def test_a_message_of_the_operator_moves_both_ranks(by_hand: Callable[..., Ranks
     assert [event.reason for event in named(tmp_path, "finished")] == ["early_stopped"]
 
 
+@pytest.mark.slow
 def test_a_missed_deadline_holds_both_ranks_and_breaks_neither(by_hand: Callable[..., Ranks], tmp_path: Path) -> None:
     ranks = by_hand(ENDLESS)
     ranks.send({"deadline_boot_s": boot_clock_s() - 1})
