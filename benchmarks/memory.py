@@ -1,4 +1,4 @@
-"""PPO against GRPO, measured: `make bench-memory` (6 minutes); `ARGS=--study` compares steps to 90 % (40 minutes).
+"""PPO against GRPO, measured: `make bench-memory` (about 12 minutes); `ARGS=--study` compares steps to 90 % (40).
 
 Bytes by part at 256 and 2,048 completion tokens, each in a process of its own: same weights, same tokens, float32,
 no KL term but the reference that measures it. Activations are what autograd holds for the backward pass at its
