@@ -124,26 +124,22 @@ def make_trainer(job: dict[str, Any], scratch: str) -> Any:
     )
 
 
-def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
-    """Make the batch once, put the job's old log-probabilities in, time each step and keep the first gradient."""
-    import torch
-    from transformers import TrainerCallback
-
-    rows: list[dict[str, Any]] = job["rows"]
-    make = trainer._generate_and_score_completions
+def make_clock(gradients: bool) -> Any:
+    """A callback that times each step, and with `gradients` keeps those of the first."""
+    from transformers import TrainerCallback  # after main() has set the environment
 
     class Clock(TrainerCallback):
         def __init__(self) -> None:
             self.seconds: list[float] = []
             self.cpu_seconds: list[float] = []
             self.losses: list[float] = []
-            self.tensors: dict[str, torch.Tensor] = {}
+            self.tensors: dict[str, Any] = {}
             self.padded_tokens = 0
             self.started: tuple[float, float] | None = None
             self.loss: Any = 0.0
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            if not self.losses and job["gradients"]:
+            if not self.losses and gradients:
                 found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
                 self.tensors.update({f"gradient/{name}": gradient for name, gradient in found.items()})
             args.max_grad_norm = 1.0  # the first step's gradient was looked at before clipping
@@ -156,7 +152,16 @@ def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
             self.losses.append(float(self.loss))
             self.started, self.loss = None, 0.0
 
-    clock = Clock()
+    return Clock()
+
+
+def attach_clock(trainer: Any, job: dict[str, Any]) -> Any:
+    """Make the batch once, put the job's old log-probabilities in, time each step and keep the first gradient."""
+    import torch
+
+    rows: list[dict[str, Any]] = job["rows"]
+    make = trainer._generate_and_score_completions
+    clock = make_clock(bool(job["gradients"]))
 
     def made_once(inputs: Any) -> dict[str, Any]:
         batch: dict[str, Any] = make(inputs)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grpo_engine.communicator import SingleRank
@@ -90,20 +90,16 @@ class TorchLearner:
         forward = LogprobForward(model, dtype=dtype)
         self._device = forward.device
         _recompute(model, value, memory)
-        self._policy = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        own = {} if value is None else dict(value.named_parameters())
-        self._critic = {f"value.{name}": p for name, p in own.items() if p.requires_grad}
+        self._policy = _trained(model)
+        self._critic = {} if value is None else _trained(value, prefix="value.")
         self._parameters = self._policy | self._critic
         self._optimizer = adamw(self._policy, self._critic, optimizer)
         self._limit = TokenLimit(memory.max_micro_batch_tokens, self._device)
+        critic = None if value is None else Critic(value, self._value_config)
         self._passes = MicroBatches(
-            forward,
-            objective,
-            limit=self._limit,
-            pad_token_id=pad_token_id,
-            critic=None if value is None else Critic(value, self._value_config),
+            forward, objective, limit=self._limit, pad_token_id=pad_token_id, critic=critic,
             parameters=list(self._parameters.values()),
-        )
+        )  # fmt: skip
 
     @property
     def max_micro_batch_tokens(self) -> int:
@@ -267,6 +263,10 @@ class TorchLearner:
             own = {name.removeprefix("value."): parameter for name, parameter in self._critic.items()}
             parts.append(Part(learner_state.VALUE, own, learner_state.VALUE_OPTIMIZER, own))
         return parts
+
+
+def _trained(module: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
+    return {f"{prefix}{name}": p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _recompute(model: PreTrainedModel, value: ValueModel | None, memory: MemoryConfig) -> None:
