@@ -112,7 +112,7 @@ def run_trl(case: Case, rows: Rows, model: Path, policy_weights: Path, scratch: 
         "settings": settings,
         "gradients": str(file),
     }
-    return processes.run_job(processes.trl(job), {}), file
+    return processes.run_job(processes.trl(job, {}), {}), file
 
 
 def run_cohort(
@@ -140,7 +140,7 @@ def run_cohort(
         "warmups": 0,
         "gradients": str(file),
     }
-    return processes.run_job(processes.ours(job), {}), file
+    return processes.run_job(processes.ours(job, {}), {}), file
 
 
 def divisors(case: Case, rows: Rows, parts: list[list[int]]) -> list[float] | None:
