@@ -1,9 +1,9 @@
 """Python client of the REST API; the `cohort` command uses nothing else for remote work.
 
-    client = CohortClient("http://127.0.0.1:8000", token)
-    run = client.start_run({"name": "try", "model": {...}, "stages": [...]})
-    for state in client.follow(run["number"]):
-        print(state["stage"], state["step"], state["last_reward"])
+client = CohortClient("http://127.0.0.1:8000", token)
+run = client.start_run({"name": "try", "model": {...}, "stages": [...]})
+for state in client.follow(run["number"]):
+    print(state["stage"], state["step"], state["last_reward"])
 """
 
 from __future__ import annotations

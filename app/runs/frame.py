@@ -46,6 +46,8 @@ REASONS = {
     ),
     "engine_crash": ("The engine crashed", "The traceback's last lines say where."),
 }
+SAID_IN_WORDS = REASONS.keys() - {"engine_crash", "reward_error", "out_of_memory", "worker_lost"}
+"""Reasons whose sentence says it all; for the others the last lines of the code that failed help."""
 TONES = {"completed": "good", "failed": "bad", "cancelled": "idle", "paused": "idle", "queued": "idle"}
 """State -> colour class of the progress bar."""
 DONE_WORDS = {"finished": "finished", "early_stopped": "stopped early", "target_reached": "target reached"}
@@ -250,10 +252,12 @@ def _alive(run: Run, attempt: Attempt | None, worker: Worker | None) -> list[Ali
 def _cause(store: ArtifactStore, run: Run, attempt: Attempt | None) -> Cause:
     reason = run.reason or (attempt.reason if attempt else None) or "engine_crash"
     title, remedy = REASONS.get(reason, (reason.replace("_", " ").capitalize(), ""))
+    sentence = run.message or (attempt.message if attempt else None) or ""
+    if sentence and reason in SAID_IN_WORDS:
+        return Cause(reason, title, sentence, "", remedy)
     traceback = (attempt.traceback if attempt else None) or ""
     if not traceback and attempt is not None:
         traceback = logs.tail(store, logs.log_key(run.id, attempt.number), LAST_LINES).text
-    sentence = run.message or (attempt.message if attempt else None) or ""
     return Cause(reason, title, sentence, "\n".join(traceback.rstrip().splitlines()[-LAST_LINES:]), remedy)
 
 

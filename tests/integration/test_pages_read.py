@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from app.cli.root import cli
 from app.db import Database
-from app.models import Attempt, JournalEvent, utc_now
+from app.models import Attempt, JournalEvent, Run, utc_now
 from app.runs.service import create_run
 from app.settings import Settings
 from app.users.service import ensure_first_user
@@ -177,6 +177,18 @@ def test_a_missing_thing_is_a_page_with_a_sentence(reader: TestClient) -> None:
         assert response.status_code in (400, 404), path
         assert 'role="alert"' in response.text
         assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("engine_crash", True), ("out_of_memory", True), ("diverged", False)])
+def test_lines_of_code_explain_a_failure_only_where_its_sentence_does_not(
+    reader: TestClient, seeded_app: FastAPI, reason: str, shown: bool
+) -> None:
+    with seeded_app.state.database.write() as session:
+        for run in session.scalars(select(Run).where(Run.state == "failed")):
+            run.reason = reason
+    page = reader.get("/runs/3").text
+    assert "the device has no memory left" in page
+    assert ("learner.py" in page) == shown
 
 
 def test_nobody_sees_a_page_before_the_login(anonymous: TestClient) -> None:

@@ -86,7 +86,7 @@ def test_make_knows_its_targets(target: str) -> None:
 
 def test_an_old_python_is_one_clear_sentence(tmp_path: Path) -> None:
     python = tmp_path / "python3.9"
-    python.write_text("#!/bin/sh\n[ \"$1\" = -V ] && echo Python 3.9.1 && exit 0\nexit 1\n")
+    python.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.1 && exit 0\nexit 1\n')
     python.chmod(0o755)
     command = ["make", "install", f"PYTHON={python}", f"VENV={tmp_path}/venv"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
