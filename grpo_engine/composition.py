@@ -116,8 +116,9 @@ def make_rl_parts(
         attempt.communicator, stage.sampling, stage.prompts_per_step, stage.group_size,
         (config.seed, progress.stage_index),
     )  # fmt: skip
-    stopper, guards = EarlyStopper(stage.early_stopping), Guards(stage.guards, stage.optimizer.max_gradient_norm)
     lowest, highest = reward_bounds(stage)
+    stopper = EarlyStopper(stage.early_stopping)
+    guards = Guards(stage.guards, stage.optimizer.max_gradient_norm, lowest)
     detectors = Detectors(stage.detectors, lowest_reward=lowest, highest_reward=highest)
     stopper.restore(progress.early_stopping)
     detectors.restore(progress.detectors)

@@ -29,7 +29,12 @@ BUTTONS = {"stop": "Let it stop the run", "observe": "Observe only", "off": "Off
 RULES = {"literal": "literal", "plateau": "plateau, by evidence"}
 SEVERITY_WORDS = {"info": "Note", "warning": "Warning", "critical": "Critical"}
 SEVERITY_TONES = {"info": "run", "warning": "warn", "critical": "bad"}
-DETECTOR_WORDS = {"guard_kl": "guard: KL", "guard_spike": "guard: spike", "guard_nonfinite": "guard: non-finite"}
+DETECTOR_WORDS = {
+    "guard_kl": "guard: KL",
+    "guard_nonfinite": "guard: non-finite",
+    "guard_reward": "guard: reward",
+    "guard_spike": "guard: spike",
+}
 """Detector -> what people call it, where that is not its name with spaces."""
 MAX_FINDINGS = 4
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from grpo_engine.stages.guards import BatchReward
 from grpo_engine.types import Group, Rollout
 
 PAGE_BYTES = 4096
@@ -35,6 +37,16 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "reward/max": max(rewards),
         }
     return values | _part_metrics(rollouts)
+
+
+def batch_reward(groups: Sequence[Group]) -> BatchReward | None:
+    """Mean reward of the judged completions; None with fewer than two judged groups, which tell no error."""
+    judged = [[rollout.reward for rollout in group.rollouts if rollout.reward is not None] for group in groups]
+    means = [_mean(rewards) for rewards in judged if rewards]
+    if len(means) < 2:
+        return None
+    error = statistics.stdev(means) / math.sqrt(len(means))
+    return BatchReward(_mean([reward for rewards in judged for reward in rewards]), error)
 
 
 def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from grpo_engine.config import RLStage
 from grpo_engine.diagnostics.detectors import FindingFields
 from grpo_engine.errors import Diverged, NonFinite
 from grpo_engine.stages.context import StageContext, log
-from grpo_engine.stages.guards import Alarm
+from grpo_engine.stages.guards import Alarm, BatchReward
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.training.checkpoint import TRAINER
 from grpo_engine.types import StepResult
@@ -17,11 +17,12 @@ REMEDY = "Lower optimizer.learning_rate, add warmup_steps, or set guards.action 
 
 
 def guard(
-    context: StageContext, stage: RLStage, parts: RLParts, result: StepResult, sampled_kl: float | None = None
-) -> bool:
+    context: StageContext, stage: RLStage, parts: RLParts, result: StepResult,
+    sampled_kl: float | None = None, reward: BatchReward | None = None,
+) -> bool:  # fmt: skip
     """Check one optimizer step; True when weights were rolled back. A report is told once an episode."""
     was_alarmed = parts.guards.alarmed
-    alarm = parts.guards.check(result, sampled_kl)
+    alarm = parts.guards.check(result, sampled_kl, reward)
     _judge_checkpoint(context, parts, result)
     rolled_back = False
     if alarm is not None and stage.guards.action == "rollback" and context.last_good is not None:
@@ -34,10 +35,11 @@ def guard(
 
 
 def _judge_checkpoint(context: StageContext, parts: RLParts, result: StepResult) -> None:
-    """What the step says of the checkpoint before it: KL was measured on those weights, a spike is not over yet."""
+    """What the step says of the checkpoint before it: its KL and reward were measured on those weights, and neither a
+    spike nor a low reward may go on."""
     if parts.guards.alarmed:
         context.unproven = None
-    elif result.applied and result.stats and not parts.guards.spikes:
+    elif result.applied and result.stats and not parts.guards.doubtful:
         context.prove()
 
 

@@ -12,7 +12,7 @@ from grpo_engine.pipeline.shares import row_share, split_evenly
 from grpo_engine.pipeline.synchronous import Batch, num_judged, train_rows
 from grpo_engine.protocols import Learner
 from grpo_engine.stages.context import StageContext
-from grpo_engine.stages.measure import dropped_groups, sampled_kl
+from grpo_engine.stages.measure import batch_reward, dropped_groups, sampled_kl
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.stages.recovery import guard
 from grpo_engine.types import Group, Normalizer, StepResult, TrainRow, global_denominator
@@ -44,6 +44,7 @@ def train_on_batch(context: StageContext, stage: RLStage, parts: RLParts, batch:
     minibatches = [_minibatch(context, stage, parts.learner, groups) for groups in _split(batch.groups, stage)]
     values: dict[str, float] = {}
     num_tokens = 0
+    reward = batch_reward(batch.groups)
     for minibatch in minibatches * stage.epochs:
         if values:
             context.metrics(progress.step, values)
@@ -53,8 +54,9 @@ def train_on_batch(context: StageContext, stage: RLStage, parts: RLParts, batch:
         kl = None if "policy/kl" in values else sampled_kl(minibatch.groups)
         if kl is not None:
             values["policy/kl"] = kl
-        if guard(context, stage, parts, result, kl) or progress.step >= stage.num_steps:
+        if guard(context, stage, parts, result, kl, reward) or progress.step >= stage.num_steps:
             break
+        reward = None  # seen once
     parts.sampler.load_weights(parts.learner.iter_full_weights(), parts.learner.policy_version)
     progress.prompt_position = batch.next_position
     progress.smoothed_reward = batch.smoothed_reward

@@ -6,7 +6,7 @@ from grpo_engine.communicator import SingleRank
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.synchronous import SynchronousPipeline, num_judged, train_rows
-from grpo_engine.stages.measure import batch_metrics, dropped_groups
+from grpo_engine.stages.measure import batch_metrics, batch_reward, dropped_groups
 from grpo_engine.types import Completion, Prompt, RewardPart
 
 
@@ -129,6 +129,22 @@ def test_batch_metrics_are_means_over_all_completions():
     assert values["groups/zero_variance_share"] == 0
     assert values["groups/trained"] == 3
     assert values["advantage/abs_mean"] == 1.0
+
+
+def with_rewards(*rewards):
+    groups = build(lambda c: 1.0).next_batch(1, 0, 0).groups
+    return [
+        replace(group, rollouts=[replace(rollout, reward=reward) for rollout in group.rollouts])
+        for group, reward in zip(groups, rewards, strict=True)
+    ]
+
+
+def test_what_a_batch_earned_has_the_error_of_its_groups_means():
+    earned = batch_reward(with_rewards(0.0, 0.5, 1.0))
+    assert earned.mean == 0.5
+    assert earned.error == pytest.approx(0.5 / 3**0.5)
+    assert batch_reward(with_rewards(None, 0.5, 1.0)).mean == 0.75
+    assert batch_reward(with_rewards(None, None, 1.0)) is None
 
 
 def test_two_ranks_make_the_batch_of_one():
