@@ -32,14 +32,26 @@ class PromptSource(Protocol):
 
 
 class Sampler(Protocol):
-    """Module 1, rollout: tokens in, tokens and log-probabilities out."""
+    """Module 1, rollout: tokens in, tokens and log-probabilities out. Never decodes to encode again."""
+
+    shares_weights: bool
+    """True: it reads the learner's own weights, so that an update cannot be lost."""
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> list[Completion]:
         """One completion a request, in order. Greedy when `sampling.temperature == 0`."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Take over the policy's full weights; every later completion carries `policy_version`."""
+        """Take over the policy's full weights, and forget what was cached of the old ones; every later completion
+        carries `policy_version`."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """What happened since the last call, by names of the metric catalogue (rollout/…); empty when nothing did."""
+        ...
+
+    def close(self) -> None:
+        """End processes and free memory; nothing can be sampled afterwards. May be called again."""
         ...
 
 

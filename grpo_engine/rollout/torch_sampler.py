@@ -66,7 +66,7 @@ class TorchSampler:
         self._max_rows = max_rows
         self._fixed_shapes = fixed_shapes
         self._dtype = dtype
-        self._shares_weights = shares_weights
+        self.shares_weights = shares_weights
         self._token_texts: dict[int, str] = {}
 
     # ------------------------------------------------------------ protocol
@@ -97,9 +97,16 @@ class TorchSampler:
         With `shares_weights` nothing is read from `weights`. Raises ValueError for a name the model lacks, a wrong
         shape, or a parameter that was not given.
         """
-        if not self._shares_weights:
+        if not self.shares_weights:
             self._copy(weights)
         self.policy_version = policy_version
+
+    def take_metrics(self) -> dict[str, float]:
+        """Nothing yet to tell."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end: the module belongs to whoever made it."""
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
