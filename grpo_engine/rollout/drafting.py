@@ -38,10 +38,13 @@ class Drafter(Protocol):
     name: str
     max_tokens: int
     """Longest draft it can give."""
+    samples: bool
+    """Whether it samples where it gets numbers, and then gives the log-probabilities it sampled from; otherwise every
+    draft is made with certainty."""
 
     def admit(self, prompts: Sequence[Sequence[int]], first_tokens_B: Tensor, hidden_BH: Tensor) -> None:
         """New rows at the end: their prompts, the first token of each (now pending) and the hidden state [B, H] that
-        predicted it."""
+        predicted it (empty, shape [0], where the model gives none)."""
         ...
 
     def select(self, rows: Tensor) -> None:
@@ -50,7 +53,8 @@ class Drafter(Protocol):
 
     def confirm(self, tokens_BQ: Tensor, count_B: Tensor, hidden_BQH: Tensor) -> None:
         """After a step, drafted or not: row b gained tokens_BQ[b, :count_B[b]], the last of which is pending now.
-        hidden_BQH[b, i] is the hidden state that predicted tokens_BQ[b, i]."""
+        hidden_BQH[b, i] is the hidden state that predicted tokens_BQ[b, i]. A row with count 0 has ended and waits to
+        be dropped."""
         ...
 
     def propose(self, num_tokens: int, sampling: SamplingConfig, uniforms_BK: Tensor | None) -> Drafts:
