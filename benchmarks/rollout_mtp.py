@@ -1,0 +1,160 @@
+"""Claims mtp_long and mtp_large_batch: our decoder with drafts by the policy's multi-token prediction heads against
+itself without. Policy and heads are trained here, together, by the engine's own supervised stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks import counting_text
+from benchmarks.engine_runs import Fields, cold_start
+from benchmarks.peers import bench_home
+from benchmarks.results import Row, Spread
+from benchmarks.rollout_setup import Setup, metric_names, ours, rate_row, rates, told_metrics
+from benchmarks.standing import Job, take_turns
+
+LAYERS, WIDTH, HEADS, DEPTH = 12, 128, 4, 3
+STEPS, ROWS_PER_STEP = 300, 8
+LONGEST_REPEATED_SHARE = 0.1
+LENGTHS = (1536, 2048)
+CONTEXT = 2176
+SAMPLING: Job = {"temperature": 1.0, "top_k": 0}
+
+
+# ---------------------------------------------------------------- the policy
+def policy_checkpoint(setup: Setup) -> Path:
+    """The trained policy: a checkpoint whose `trainer/mtp/` holds the heads. Made once for each recipe."""
+    rows = bench_home() / "models" / "counting-rows.jsonl"
+    if not rows.exists():
+        counting_text.write_rows(rows, 4096)
+    return cold_start(0, config=recipe(untrained(), rows, setup), threads=2)
+
+
+def recipe(model: Path, rows: Path, setup: Setup) -> Fields:
+    """One supervised stage with heads."""
+    stage = {
+        "kind": "sft",
+        "data": {"source": "file", "path": str(rows), "answer_column": None},
+        "num_steps": setup.size(STEPS, 2),
+        "rows_per_step": setup.size(ROWS_PER_STEP, 1),
+        "memory": {"max_micro_batch_tokens": 4096},
+        "optimizer": {
+            "learning_rate": 3e-3, "beta2": 0.98, "warmup_steps": 20, "schedule": "cosine", "final_rate_share": 0.05,
+        },
+        "checkpoint": {"every_steps": 10_000},
+    }  # fmt: skip
+    return {
+        "name": "counting", "self_test": "off", "model": {"source": "folder", "path": str(model)},
+        "mtp": {"depth": DEPTH}, "needs": {"device": setup.device}, "stages": [stage],
+    }  # fmt: skip
+
+
+def untrained() -> Path:
+    """A Llama of 12 layers with the text's tokenizer, freshly initialised."""
+    folder = bench_home() / "models" / f"counting-h{WIDTH}x{LAYERS}"
+    if not (folder / "config.json").exists():
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=counting_text.tokenizer(), eos_token="<end>", pad_token="<pad>", model_max_length=CONTEXT
+        )
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=CONTEXT,
+            initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _job(setup: Setup, **fields: Any) -> Job:
+    checkpoint = policy_checkpoint(setup)
+    return {
+        "model": str(checkpoint), "mtp": {"depth": DEPTH}, "device": setup.device, **SAMPLING, **fields,
+    }  # fmt: skip
+
+
+def _encoded(starts: list[int]) -> list[list[int]]:
+    tokenizer = counting_text.tokenizer()
+    return [tokenizer.encode(counting_text.prompt(start)).ids for start in starts]
+
+
+# ---------------------------------------------------------------- claims
+def mtp_long(setup: Setup) -> list[Row]:
+    """Single samples that end by themselves."""
+    starts = counting_text.long_starts(setup.repetitions + 1)
+    limit = setup.size(CONTEXT - 16, 32)
+    job = _job(
+        setup, prompts=[[ids] for ids in _encoded(starts)], group_size=1, max_new_tokens=limit, ids=True
+    )  # fmt: skip
+    mine, plain = take_turns(_with_and_without(job), setup.repetitions, warm_up={})
+    if not setup.small:
+        check_text([*mine, *plain])
+    seconds = [Spread([answer["seconds"] for answer in answers]).median for answers in (mine, plain)]
+    lengths = sorted(answer["tokens"] for answer in mine)
+    repeated = fmean(counting_text.repeated_share(answer["ids"][0]) for answer in mine)
+    return [
+        rate_row(
+            "mtp_long", rates(mine), rates(plain),
+            "tokens a forward pass, less the drafts' own time; "
+            + told_metrics(mine, "rollout/tokens_per_forward", "rollout/draft_length_mean"),
+            goal=1.8,
+            notes=f"{seconds[1]:.1f} s became {seconds[0]:.1f} s a sample; {len(lengths)} single samples, each ended "
+            f"by itself after {lengths[0]:,} to {lengths[-1]:,} tokens; repeated token 4-grams {repeated:.1%}; "
+            f"{accepted(mine)}. {_policy_words()}",
+        )
+    ]  # fmt: skip
+
+
+def mtp_large_batch(setup: Setup) -> list[Row]:
+    """128 rows, where drafting may not pay: the controller must notice and cost next to nothing."""
+    job = _job(
+        setup, prompts=[_encoded(counting_text.long_starts(8, seed)) for seed in range(setup.repetitions + 1)],
+        group_size=setup.size(16, 2), max_new_tokens=setup.size(128, 16),
+    )  # fmt: skip
+    mine, plain = take_turns(_with_and_without(job), setup.repetitions, warm_up={})
+    rows = 8 * job["group_size"]
+    return [
+        rate_row(
+            "mtp_large_batch", rates(mine), rates(plain),
+            f"1: a step without drafts; with {rows} rows matrix products, not calls, take the time, so that a longer "
+            "step costs more",
+            goal=0.97,
+            notes=f"{rows} rows of {job['max_new_tokens']} new tokens; {accepted(mine)}; "
+            f"{told_metrics(mine, *metric_names(mine, 'rollout/draft_length_share_'))}. {_policy_words()}",
+        )
+    ]  # fmt: skip
+
+
+def _with_and_without(job: Job) -> list[Any]:
+    drafted = {**job, "rollout": {"backend": "torch", "drafts": {"kind": "mtp"}}}
+    return [ours(drafted, "with drafts"), ours({**job, "rollout": {"backend": "torch"}}, "without")]
+
+
+def accepted(answers: list[Job]) -> str:
+    """Acceptance, whole and by depth."""
+    names = ["rollout/accepted_share", *metric_names(answers, "rollout/accepted_share_")]
+    return told_metrics(answers, *names) or "no drafts"
+
+
+def _policy_words() -> str:
+    return (
+        f"Llama of {LAYERS} layers, h{WIDTH}, byte-level BPE of {counting_text.tokenizer().get_vocab_size():,} "
+        f"entries, {DEPTH} heads; temperature {SAMPLING['temperature']:g}, float32, one thread"
+    )
+
+
+def check_text(answers: list[Job]) -> None:
+    """Raises RuntimeError when a sample did not end by itself within LENGTHS, or repeats itself."""
+    for answer in answers:
+        length, reason = answer["tokens"], answer["finish_reasons"][0]
+        if reason != "stop" or not LENGTHS[0] <= length <= LENGTHS[1]:
+            raise RuntimeError(f"mtp_long: a sample ended by {reason} after {length} tokens; train the policy longer")
+        repeated = counting_text.repeated_share(answer["ids"][0])
+        if repeated >= LONGEST_REPEATED_SHARE:
+            raise RuntimeError(f"mtp_long: {repeated:.0%} of a sample's token 4-grams repeat earlier ones")
