@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,8 @@ class Sampler(Protocol):
     """True: it reads the learner's own weights, so that an update cannot be lost."""
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> list[Completion]:
-        """One completion a request, in order. Greedy when `sampling.temperature == 0`."""
+        """One completion a request, in order. Greedy when `sampling.temperature == 0`; log-probabilities are then those
+        at temperature 1. Raises NonFinite when the model gives numbers that are not finite."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
@@ -52,6 +53,32 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """End processes and free memory; nothing can be sampled afterwards. May be called again."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """A sampler that can give its memory back while the trainer works."""
+
+    def sleep(self) -> None:
+        """Nothing is sampled until the next `load_weights`, which wakes it."""
+        ...
+
+
+class Replica(Protocol):
+    """One of several copies of the weights."""
+
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> list[Completion]:
+        """As Sampler.sample, by this copy alone."""
+        ...
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A sampler that spreads its requests over copies, each of which may miss an update."""
+
+    def replicas(self) -> Sequence[Replica]:
+        """Those that would get requests now."""
         ...
 
 

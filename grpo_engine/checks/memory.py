@@ -10,7 +10,9 @@
                  with a copied critic. Recomputed (memory.gradient_checkpointing) parts are kept for one layer only,
                  beside each layer's input: attention counts 8 h of it, feed-forward 6 h + 4 i
     logits       3 x 64 MiB: chunks of logits, their softmax and gradient (grpo_engine.model.logprobs.CHUNK_ELEMENTS)
-    kv cache     S T 2 L k d b, S rows sampled at once
+    kv cache     S T 2 L k d b, S rows sampled at once (rollout.max_rows at most)
+    vllm         2 N at bfloat16, 4 N at float32, and rollout.cpu_cache_gib: a copy of the policy in this process, or in
+                 each server that a rank starts; its cache takes the place of the kv cache above
     base         600 MB, the libraries
 
 N parameters, A parameters of the adapters, L layers, h width, i width of the feed-forward layer, k key-value heads of
@@ -28,11 +30,11 @@ import psutil
 
 from grpo_engine.checks.model_folder import ModelShape
 from grpo_engine.config import RLStage, RunConfig, SFTStage
+from grpo_engine.config_rollout import TorchRollout, VLLMServerRollout
 from grpo_engine.config_training import AdapterConfig, GAEAdvantage, LoraAdapter, ValueConfig
 
 BASE_BYTES = 600_000_000
 LOGITS_BYTES = 3 * 2**26
-MAX_SAMPLED_ROWS = 256
 
 
 def estimate(config: RunConfig, shape: ModelShape, row_tokens: list[int]) -> dict[str, int]:
@@ -42,7 +44,7 @@ def estimate(config: RunConfig, shape: ModelShape, row_tokens: list[int]) -> dic
     number_bytes, ranks = 2 if config.dtype == "bfloat16" else 4, config.needs.num_ranks
     pairs = list(zip(config.stages, row_tokens, strict=True))
     activations = max(_activations(stage, tokens, shape, number_bytes, ranks) for stage, tokens in pairs)
-    kv_cache = max(_kv_cache(stage, tokens, shape, number_bytes, ranks) for stage, tokens in pairs)
+    kv_cache = max(_kv_cache(config, stage, tokens, shape, number_bytes) for stage, tokens in pairs)
     has_reference = any(isinstance(stage, RLStage) and stage.wants_reference for stage in config.stages)
     uses = {
         "weights_bytes": 4 * shape.num_parameters,
@@ -54,9 +56,10 @@ def estimate(config: RunConfig, shape: ModelShape, row_tokens: list[int]) -> dic
         "activations_bytes": activations,
         "logits_bytes": LOGITS_BYTES,
         "kv_cache_bytes": kv_cache,
+        "vllm_bytes": _vllm(config, shape, number_bytes),
         "base_bytes": BASE_BYTES,
     }
-    uses = {name: size for name, size in uses.items() if size or not name.startswith(("adapter", "critic"))}
+    uses = {name: size for name, size in uses.items() if size or not name.startswith(("adapter", "critic", "vllm"))}
     rank = sum(uses.values()) - min(kv_cache, activations + LOGITS_BYTES)
     several = {"num_ranks": ranks, "rank_bytes": rank} if ranks > 1 else {}
     available = int(psutil.virtual_memory().available)
@@ -115,9 +118,21 @@ def _width(recomputed: str, shape: ModelShape) -> int:
     return shape.num_layers * every + once
 
 
-def _kv_cache(stage: SFTStage | RLStage, tokens: int, shape: ModelShape, number_bytes: int, ranks: int) -> int:
-    if not isinstance(stage, RLStage):
+def _kv_cache(config: RunConfig, stage: SFTStage | RLStage, tokens: int, shape: ModelShape, number_bytes: int) -> int:
+    if not isinstance(stage, RLStage) or not isinstance(config.rollout, TorchRollout):
         return 0
-    rows = math.ceil(max(stage.prompts_per_step * stage.group_size, stage.evaluation.num_prompts) / ranks)
+    sampled = max(stage.prompts_per_step * stage.group_size, stage.evaluation.num_prompts)
+    rows = math.ceil(sampled / config.needs.num_ranks)
     width = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
-    return min(rows, MAX_SAMPLED_ROWS) * tokens * width * number_bytes
+    return min(rows, config.rollout.max_rows) * tokens * width * number_bytes
+
+
+def _vllm(config: RunConfig, shape: ModelShape, number_bytes: int) -> int:
+    """Of one rank; nothing where the servers run elsewhere."""
+    rollout = config.rollout
+    if isinstance(rollout, TorchRollout) or not any(isinstance(stage, RLStage) for stage in config.stages):
+        return 0
+    copies = 1
+    if isinstance(rollout, VLLMServerRollout):
+        copies = 0 if rollout.addresses else rollout.num_servers
+    return copies * (number_bytes * shape.num_parameters + rollout.cpu_cache_gib * 2**30)
