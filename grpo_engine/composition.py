@@ -35,6 +35,7 @@ from grpo_engine.stages.parts import RLParts
 from grpo_engine.training.assign import assign_advantages
 from grpo_engine.training.checkpoint import TRAINER
 from grpo_engine.training.learner import TorchLearner
+from grpo_engine.training.mtp import MTPTraining
 from grpo_engine.training.objectives import PolicyObjective, SupervisedObjective
 from grpo_engine.types import Completion, Group, Prompt, StageProgress
 
@@ -59,8 +60,14 @@ def make_learner(attempt: Attempt, policy: Policy, progress: StageProgress) -> T
         policy.model, stage.optimizer, num_steps=stage.num_steps, objective=objective, memory=stage.memory,
         dtype=config.dtype, pad_token_id=policy.tokenizer.pad_token_id, communicator=attempt.communicator,
         freeze_old=isinstance(stage, RLStage) and stage.steps_per_batch > 1, value=value, value_config=value_config,
-        policy_version=progress.policy_version,
+        mtp=_mtp_training(config, policy), policy_version=progress.policy_version,
     )  # fmt: skip
+
+
+def _mtp_training(config: RunConfig, policy: Policy) -> MTPTraining | None:
+    if policy.mtp is None:
+        return None
+    return MTPTraining(policy.mtp, policy.model, learning_rate=config.mtp.learning_rate, dtype=config.dtype)
 
 
 def make_source(attempt: Attempt, policy: Policy, progress: StageProgress) -> PromptSource:

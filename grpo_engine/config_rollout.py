@@ -14,7 +14,8 @@ from grpo_engine.config_sources import Config
 # ---------------------------------------------------------------- multi-token prediction
 class MTPConfig(Config):
     """Heads that predict further tokens, one small block a depth, each reading the one before (DeepSeek-V3,
-    arXiv:2412.19437, section 2.2). They are trained beside the policy and never change it."""
+    arXiv:2412.19437, section 2.2). They are trained beside the policy and never change it. A model folder that is a
+    checkpoint of a run with heads brings its own."""
 
     depth: int = Field(0, ge=0, le=5)
     """Blocks in sequence; 0 = none. Drafts longer than this use the last block again."""

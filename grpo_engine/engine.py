@@ -192,7 +192,7 @@ def _save(
     """Rank 0 writes what all ranks hold. Collective."""
     config, ranks = attempt.config, attempt.communicator
     stage = config.stages[progress.stage_index]
-    _check_same_weights(attempt, learner)
+    _check_same_weights(attempt, policy)
     rng_states = ranks.gather(rng.capture())
     saved = None
     if ranks.rank == 0:
@@ -210,11 +210,12 @@ def _save(
     return told
 
 
-def _check_same_weights(attempt: Attempt, learner: TorchLearner) -> None:
+def _check_same_weights(attempt: Attempt, policy: Policy) -> None:
     """Ranks start from the same weights and add up the same gradients; if their bits differ, something is broken."""
     if attempt.communicator.world_size == 1:
         return
-    sums = torch.stack([parameter.detach().double().sum() for parameter in learner.model.parameters()])
+    parameters = [*policy.model.parameters(), *(() if policy.mtp is None else policy.mtp.parameters())]
+    sums = torch.stack([parameter.detach().double().sum() for parameter in parameters])
     bits = sums.cpu().numpy().tobytes()  # NaN is unlike itself
     if len(set(attempt.communicator.gather(bits))) > 1:
         raise EngineError("the ranks' weights have come apart; the last checkpoint before this one is still good")
