@@ -1,0 +1,223 @@
+"""Drafts by the policy's own multi-token prediction heads (model/mtp.py).
+
+Slot i of a row joins the hidden state that predicted completion token x_i with x_i itself, so a row with n tokens, the
+pending one included, has n slots. Block k at slot n - 1 guesses the k-th token after the pending one; the token it
+reads there is the draft of block k - 1, at earlier slots the row's own. A draft longer than there are blocks goes on
+with the last block, one slot further each time, its own hidden state standing in for the policy's.
+
+Between drafts only the last CATCH_UP hidden states and tokens of a row are kept. The next draft computes the slots that
+its blocks have missed since, all rows side by side, their newest slots aligned; a block that missed more than CATCH_UP
+slots forgets the row's older ones. So a step without drafts costs one small copy, however long drafts stay away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from grpo_engine.config import SamplingConfig
+from grpo_engine.model.mtp import MTPBlock, MTPHeads, head_logits
+from grpo_engine.model.truncation import IMPOSSIBLE, kept_mask
+from grpo_engine.rollout.choice import inverse_distribution
+from grpo_engine.rollout.drafting import Drafts
+
+CATCH_UP = 32
+"""Slots that one draft computes at most; more would make a rare draft cost as much as it saves."""
+ROOM_SLOTS = 128
+"""By which the caches grow."""
+
+
+class MTPDrafter:
+    """Implements `drafting.Drafter`. Reads heads, embeddings and output head of the module that trains, so that an
+    update needs nothing; hidden states of older weights stay until the row ends."""
+
+    name = "mtp"
+    samples = True
+
+    def __init__(self, heads: MTPHeads, model: PreTrainedModel, max_tokens: int) -> None:
+        """`max_tokens`: longest draft that will be asked for."""
+        self.max_tokens = max_tokens
+        self._heads = heads
+        self._model = model
+        self._embedding: nn.Module = model.get_input_embeddings()  # type: ignore[no-untyped-call]
+        self._device = heads.frequency_F.device
+        self._room = CATCH_UP + max_tokens + 1  # a step that is not kept must not overwrite what a draft still reads
+        self._num_B = torch.zeros(0, dtype=torch.long, device=self._device)
+        """Tokens of each row, the pending one included."""
+        self._tokens_BR = torch.zeros(0, self._room, dtype=torch.long, device=self._device)
+        self._hidden_BRH = torch.zeros(0, self._room, heads.each()[0].shape.hidden, device=self._device)
+        """The last slots of each row, slot i at place i % room."""
+        self._caches = [SlotCache(block, self._device) for block in heads.each()]
+
+    # ------------------------------------------------------------ rows
+    def admit(self, prompts: Sequence[Sequence[int]], first_tokens_B: Tensor, hidden_BH: Tensor) -> None:
+        """New rows at the end, of one slot each; prompts do not matter here."""
+        old, new = len(self._num_B), len(first_tokens_B)
+        self._num_B = _longer(self._num_B, new)
+        self._tokens_BR = _longer(self._tokens_BR, new)
+        self._hidden_BRH = _longer(self._hidden_BRH.to(hidden_BH.dtype), new)
+        self._num_B[old:] = 1
+        self._tokens_BR[old:, 0] = first_tokens_B
+        self._hidden_BRH[old:, 0] = hidden_BH
+        for cache in self._caches:
+            cache.admit(new)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows only, in this order."""
+        self._num_B, self._tokens_BR, self._hidden_BRH = (
+            tensor.index_select(0, rows) for tensor in (self._num_B, self._tokens_BR, self._hidden_BRH)
+        )
+        for cache in self._caches:
+            cache.select(rows)
+
+    def confirm(self, tokens_BQ: Tensor, count_B: Tensor, hidden_BQH: Tensor) -> None:
+        """Row b gained tokens_BQ[b, :count_B[b]] (none where 0); hidden_BQH[b, i] predicted tokens_BQ[b, i]."""
+        place_BQ = (self._num_B[:, None] + self._span(tokens_BQ.shape[1])) % self._room
+        # What is not kept is written as well: its place is written again before it is read.
+        self._tokens_BR.scatter_(1, place_BQ, tokens_BQ)
+        self._hidden_BRH[self._row_B1(), place_BQ] = hidden_BQH.to(self._hidden_BRH.dtype)
+        self._num_B = self._num_B + count_B.to(self._device)
+
+    # ------------------------------------------------------------ drafts
+    @torch.no_grad()
+    def propose(self, num_tokens: int, sampling: SamplingConfig, uniforms_BK: Tensor | None) -> Drafts:
+        """`num_tokens` > 0 drafts a row, sampled as the policy samples (temperature, truncation) with `uniforms_BK`
+        (float64 in [0, 1)), or the likeliest where it is None. Waits for the device once."""
+        used = self._caches[:num_tokens]
+        width, left, right = self._bounds(used, num_tokens)
+        window = self._window(self._num_B[:, None] + self._span(width) - width, left, right)
+        tokens_BQ = self._tokens_BR.gather(1, window.slot_BQ % self._room)
+        hidden_BQH = self._hidden_BRH[window.row_B1, window.slot_BQ % self._room]
+        for cache in used:
+            cache.reserve(right)
+        numbers = [None] * num_tokens if uniforms_BK is None else uniforms_BK.unbind(1)
+        tokens, logprobs = [], []
+        for index in range(num_tokens):
+            cache = self._caches[min(index, len(used) - 1)]
+            if index >= len(used):
+                window = self._window(window.slot_BQ[:, -1:] + 1, left, right)
+                tokens_BQ, hidden_BQH = tokens_BQ[:, -1:], hidden_BQH[:, -1:]
+            hidden_BQH = cache.run(hidden_BQH, self._embedding(tokens_BQ), window)
+            features_BH = cache.block.features(hidden_BQH[:, -1])
+            drafted_B, logprobs_BV = self._draw(features_BH, sampling, numbers[index])
+            tokens_BQ = torch.cat([tokens_BQ[:, 1:], drafted_B[:, None]], dim=1)
+            tokens.append(drafted_B)
+            logprobs.append(logprobs_BV)
+        for depth, cache in enumerate(used):
+            cache.true_B = self._num_B - depth  # later slots of block `depth` have read drafts
+        all_BKV = [each for each in logprobs if each is not None]
+        full_B = torch.full_like(self._num_B, num_tokens)
+        return Drafts(torch.stack(tokens, dim=1), full_B, torch.stack(all_BKV, dim=1) if all_BKV else None)
+
+    def _bounds(self, used: Sequence[SlotCache], num_tokens: int) -> tuple[int, int, int]:
+        """Slots to compute, and the first and last + 1 that any row's attention may look at; the first may be below 0.
+
+        Blocks that have missed more forget what lies before."""
+        missed_B = self._num_B - torch.stack([cache.true_B for cache in used]).amin(0)
+        start_B = torch.stack([cache.start_B for cache in used]).amin(0)
+        numbers = torch.stack([missed_B.amax(), start_B.amin(), self._num_B.amin(), self._num_B.amax()]).tolist()
+        missed, start, shortest, longest = map(int, numbers)
+        width = min(max(1, missed), CATCH_UP)
+        if missed > CATCH_UP:
+            for cache in used:
+                first_B = self._num_B - width
+                cache.start_B = torch.where(cache.true_B < first_B, first_B, cache.start_B)
+        return width, min(start, shortest - width), longest + max(0, num_tokens - len(used))
+
+    def _draw(
+        self, features_BH: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        logits_BV = head_logits(self._model, features_BH)
+        if uniforms_B is None:
+            return logits_BV.argmax(-1), None
+        scaled_BV = logits_BV.float() / sampling.temperature
+        if sampling.truncated:
+            kept_BV = kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
+            scaled_BV = scaled_BV.masked_fill(~kept_BV, IMPOSSIBLE)
+        logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
+        return inverse_distribution(logprobs_BV, uniforms_B), logprobs_BV
+
+    def _window(self, slot_BQ: Tensor, left: int, right: int) -> Window:
+        seen_S = torch.arange(left, right, device=self._device)
+        rotation = self._heads.rotation(slot_BQ)
+        return Window(slot_BQ, left, seen_S, seen_S <= slot_BQ[..., None], self._row_B1(), rotation)
+
+    def _span(self, count: int) -> Tensor:
+        return torch.arange(count, device=self._device)
+
+    def _row_B1(self) -> Tensor:
+        return torch.arange(len(self._num_B), device=self._device)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a pass over Q consecutive slots of every row needs to know of them, whatever the block."""
+
+    slot_BQ: Tensor
+    left: int
+    """First of the slots that any row may look at; -CATCH_UP at least."""
+    seen_S: Tensor
+    """Those slots."""
+    causal_BQS: Tensor
+    row_B1: Tensor
+    rotation: tuple[Tensor, Tensor]
+
+
+class SlotCache:
+    """Keys and values of one block for every row, by slot. Slots from -CATCH_UP on have a place, so that rows with
+    fewer slots than are computed need no case of their own."""
+
+    def __init__(self, block: MTPBlock, device: torch.device) -> None:
+        self.block = block
+        self.true_B = torch.zeros(0, dtype=torch.long, device=device)
+        """Slots [start, true) of a row are computed from its own tokens."""
+        self.start_B = self.true_B
+        shape = (0, 0, block.shape.num_key_value_heads, block.shape.head_size)
+        self._keys_BSND = self._values_BSND = torch.zeros(shape, dtype=block.qkv.weight.dtype, device=device)
+
+    def admit(self, count: int) -> None:
+        self.true_B, self.start_B = _longer(self.true_B, count), _longer(self.start_B, count)
+        self._keys_BSND, self._values_BSND = _longer(self._keys_BSND, count), _longer(self._values_BSND, count)
+
+    def select(self, rows: Tensor) -> None:
+        self.true_B, self.start_B = self.true_B.index_select(0, rows), self.start_B.index_select(0, rows)
+        self._keys_BSND = self._keys_BSND.index_select(0, rows)
+        self._values_BSND = self._values_BSND.index_select(0, rows)
+
+    def reserve(self, num_slots: int) -> None:
+        """Make room for slots below `num_slots`."""
+        lacking = num_slots + CATCH_UP - self._keys_BSND.shape[1]
+        if lacking > 0:
+            room = (0, 0, 0, 0, 0, lacking + ROOM_SLOTS)
+            # Zeros: what was never written is masked, and NaN times 0 would be NaN.
+            self._keys_BSND, self._values_BSND = (
+                functional.pad(tensor, room) for tensor in (self._keys_BSND, self._values_BSND)
+            )
+
+    def run(self, hidden_BQH: Tensor, embedded_BQE: Tensor, window: Window) -> Tensor:
+        """[B, Q, H] hidden states of the block at the window's slots, whose keys and values are kept."""
+        stream_BQH, q, k, v = self.block.before_attention(hidden_BQH, embedded_BQE, window.rotation)
+        if k.dtype != self._keys_BSND.dtype:  # narrower under autocast
+            self._keys_BSND, self._values_BSND = self._keys_BSND.to(k.dtype), self._values_BSND.to(k.dtype)
+        place_BQ = window.slot_BQ + CATCH_UP
+        self._keys_BSND[window.row_B1, place_BQ] = k
+        self._values_BSND[window.row_B1, place_BQ] = v
+        # A slot before the row's first sees itself: a softmax over nothing would be NaN.
+        first_BQ = torch.minimum(self.start_B[:, None], window.slot_BQ)
+        mask_BQS = window.causal_BQS & (window.seen_S >= first_BQ[..., None])
+        seen = slice(window.left + CATCH_UP, window.left + CATCH_UP + len(window.seen_S))
+        keys, values = (kept[:, seen].transpose(1, 2) for kept in (self._keys_BSND, self._values_BSND))
+        attended = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, attn_mask=mask_BQS[:, None], enable_gqa=q.shape[2] != k.shape[2]
+        )
+        return self.block.after_attention(stream_BQH, attended.transpose(1, 2))
+
+
+def _longer(rows: Tensor, count: int) -> Tensor:
+    """With `count` more rows of zeros."""
+    return torch.cat([rows, rows.new_zeros(count, *rows.shape[1:])])
