@@ -90,7 +90,9 @@ class SamplingConfig(Config):
     """Keep tokens at least this share as likely as the likeliest; 0 = all."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest completion, end token included."""
-    stop: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default_factory=list, max_length=16)
+    stop: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default_factory=list, max_length=16, json_schema_extra={"format": "lines"}
+    )
     """A completion also ends with the token that completes one of these texts, which it keeps."""
 
     @property
@@ -278,7 +280,7 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _drafts_have_heads(self) -> RunConfig:
         if isinstance(self.rollout, TorchRollout) and self.rollout.drafts.kind == "mtp" and self.mtp.depth == 0:
-            raise ValueError("rollout.drafts.kind mtp drafts with the heads of mtp; set mtp.depth to at least 1")
+            raise ValueError("mtp.depth 0 makes no heads, and rollout.drafts.kind mtp drafts with them")
         return self
 
     def total_steps(self) -> int:

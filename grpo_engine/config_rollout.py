@@ -99,6 +99,7 @@ class VLLMSpeculation(Config):
     """Speculative decoding inside vLLM; meant for GPUs."""
 
     method: Literal["ngram", "mtp", "eagle", "eagle3"]
+    """ngram copies from the row's own text, mtp uses heads of the model itself, eagle and eagle3 a head in a folder."""
     num_tokens: int = Field(3, ge=1, le=16)
     """Tokens drafted a step."""
     model: str | None = None
@@ -111,7 +112,7 @@ class VLLMSpeculation(Config):
     @model_validator(mode="after")
     def _head(self) -> VLLMSpeculation:
         if self.method in ("eagle", "eagle3") and self.model is None:
-            raise ValueError(f"method {self.method} needs model, the folder of its draft head")
+            raise ValueError(f"model, the folder of its draft head, is needed by method {self.method}")
         return self
 
 
@@ -129,6 +130,7 @@ class VLLMEngine(Config):
     enforce_eager: bool | None = None
     """Run without compiled graphs: slower decoding, quicker start. None = on CPU yes, on GPUs no."""
     speculation: VLLMSpeculation | None = None
+    """Speculative decoding inside vLLM; meant for GPUs."""
     probe: ProbeConfig = ProbeConfig()
 
 
@@ -154,6 +156,9 @@ class VLLMServerRollout(VLLMEngine):
     """Servers that a request is tried on before the run ends."""
     health_interval_s: float = Field(5.0, gt=0)
     """Between two looks at a server's health."""
+    weights_folder: str | None = Field(None, min_length=1)
+    """Folder through which servers on other hosts read the weights, seen by them under the same path; None = through
+    this host's memory."""
 
 
 RolloutConfig = Annotated[TorchRollout | VLLMRollout | VLLMServerRollout, Field(discriminator="backend")]
