@@ -29,7 +29,8 @@ from grpo_engine.model.value import ValueModel
 from grpo_engine.pipeline.synchronous import SynchronousPipeline
 from grpo_engine.protocols import PromptSource, RewardFunction, Sampler, Scorer
 from grpo_engine.reward.composite import build_rewards, combine, reward_bounds, score_all
-from grpo_engine.rollout.torch_sampler import TorchSampler
+from grpo_engine.rollout.expected_lengths import ExpectedLengths
+from grpo_engine.samplers import context_tokens, make_probe_for
 from grpo_engine.stages.guards import Guards
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.training.assign import assign_advantages
@@ -82,7 +83,8 @@ def make_source(attempt: Attempt, policy: Policy, progress: StageProgress) -> Pr
         field=f"stages.{index}.data",
     )
     attempt.data_versions[config.stage_key(index)] = data_version(stage.data)
-    return WithinContext(prompts, policy.max_context_tokens)
+    # A demonstration that does not fit is a fault of the data; a prompt without room for a completion is left out.
+    return WithinContext(prompts, context_tokens(config, policy), drop=isinstance(stage, RLStage))
 
 
 def encode_demonstration(policy: Policy, prompt: Prompt) -> list[int]:
@@ -95,19 +97,9 @@ def encode_demonstration(policy: Policy, prompt: Prompt) -> list[int]:
 
 
 # ---------------------------------------------------------------- sampling and judging
-def make_sampler(config: RunConfig, policy: Policy, policy_version: int) -> TorchSampler:
-    """Samples from the learner's own module."""
-    sampler = TorchSampler(
-        policy.model, policy.tokenizer, policy.end_token_ids, policy.max_context_tokens,
-        fixed_shapes=config.deterministic, dtype=config.dtype, shares_weights=True,
-    )  # fmt: skip
-    sampler.load_weights(iter(()), policy_version)
-    return sampler
-
-
 def make_rl_parts(
     attempt: Attempt, stage: RLStage, policy: Policy, progress: StageProgress, learner: TorchLearner,
-    sampler: Sampler, source: PromptSource, reference: Scorer | None,
+    sampler: Sampler, source: PromptSource, reference: Scorer | None, lengths: ExpectedLengths | None,
 ) -> RLParts:  # fmt: skip
     config = attempt.config
     rewards = build_rewards(stage, attempt.custom_sources)
@@ -130,7 +122,8 @@ def make_rl_parts(
     detectors.restore(progress.detectors)
     guards.restore(progress.guards)
     evaluation = _evaluation(attempt, stage, source, rewards)
-    return RLParts(pipeline, sampler, learner, evaluation, stopper, detectors, guards)
+    probe = make_probe_for(config, policy, learner, sampler, source)
+    return RLParts(pipeline, sampler, learner, evaluation, stopper, detectors, guards, probe, lengths)
 
 
 def _assign(stage: RLStage, groups: list[Group], smoothed: float | None) -> tuple[list[Group], float | None]:
