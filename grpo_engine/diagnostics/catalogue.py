@@ -155,6 +155,15 @@ METRICS: dict[str, MetricInfo] = {
     "rollout/straggler_rows": MetricInfo(
         "Stragglers", "rows", "Completions that were decoded at the end, in a batch of their own.",
         "rollout", "integer", "neutral"),
+    "rollout/cached_prompt_share": MetricInfo(
+        "Prompt tokens cached", "", "Share of prompt tokens that vLLM had computed already, for others of their group.",
+        "rollout", "percent", "good"),
+    "rollout/servers_ready": MetricInfo(
+        "Servers", "servers", "vLLM servers that get work, those of all ranks.",
+        "rollout", "integer", "good"),
+    "rollout/requests_retried": MetricInfo(
+        "Requests tried again", "requests", "Completions that went to another server because theirs failed.",
+        "rollout", "integer", "bad"),
     "rollout/sync_s": MetricInfo(
         "Weight update", "s", "Time until the sampler had the trainer's weights, without the probe.",
         "rollout", "seconds", "bad"),

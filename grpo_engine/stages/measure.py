@@ -12,7 +12,9 @@ from grpo_engine.protocols import Communicator, Sampler
 from grpo_engine.types import Group, Rollout
 
 PAGE_BYTES = 4096
-SUMMED = ("rollout/drafted_tokens", "rollout/straggler_rows")
+SUMMED = (
+    "rollout/drafted_tokens", "rollout/straggler_rows", "rollout/servers_ready", "rollout/requests_retried",
+)  # fmt: skip
 """Metrics of a sampler that count something, over all ranks; the others are means of the ranks."""
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from grpo_engine.communicator import SingleRank
-from grpo_engine.errors import NonFinite, WeightSyncFailed
+from grpo_engine.errors import NonFinite, RolloutUnavailable, WeightSyncFailed
 from grpo_engine.model.greedy import GreedyScores
 from grpo_engine.stages.probe import SyncProbe
 from grpo_engine.stages.sync import Checksum, rest, send_weights
@@ -122,9 +122,32 @@ def test_a_policy_that_broke_is_no_failed_update(tmp_path):
         send_weights(context, parts)
 
 
+def test_a_sampler_that_refuses_the_weights_is_asked_twice_and_then_named(tmp_path):
+    class Refusing(Copying):
+        def load_weights(self, weights, policy_version):
+            super().load_weights(weights, policy_version)
+            raise ValueError("no parameter w")
+
+    context, parts = syncing(tmp_path, Refusing())
+    with pytest.raises(WeightSyncFailed, match="did not take the weights: ValueError: no parameter w"):
+        send_weights(context, parts)
+    assert parts.sampler.calls == ["load", "load"]
+
+
+@pytest.mark.parametrize("error", [RolloutUnavailable("no server is left"), MemoryError()])
+def test_an_update_that_fails_for_a_reason_of_its_own_keeps_it(tmp_path, error):
+    class Failing(Copying):
+        def load_weights(self, weights, policy_version):
+            raise error
+
+    context, parts = syncing(tmp_path, Failing())
+    with pytest.raises(type(error)):
+        send_weights(context, parts)
+
+
 def test_numbers_that_are_not_finite_on_another_rank_are_raised_here_too(tmp_path):
     context, parts = syncing(tmp_path, Copying())
-    context.communicator = TwoRanks(lambda mine: type(mine)(mine.seconds, fault="logits are NaN"))
+    context.communicator = TwoRanks(lambda mine: type(mine)(mine.seconds, not_finite="logits are NaN"))
     with pytest.raises(NonFinite, match="logits are NaN"):
         send_weights(context, parts)
 
