@@ -58,6 +58,7 @@ class Chart:
     description: str
     unit: str
     format: str
+    """percent, bytes, seconds, or empty for plain numbers."""
     latest: str
     legend: list[tuple[str, str]]
     optional: bool = False
@@ -215,7 +216,7 @@ def _chart(names: list[str], values: Values, label: str = "") -> Chart:
         label=label or about.label,
         description=about.description,
         unit=about.unit if about.format in ("digits", "si", "scientific") else "s" if about.format == "seconds" else "",
-        format="percent" if about.format == "percent" else "bytes" if about.format == "bytes" else "",
+        format=about.format if about.format in ("percent", "bytes", "seconds") else "",
         latest=f"{text} {unit}".strip(),
         legend=[(name, _short(name)) for name in names],
         smooth=not names[0].startswith("evaluation/"),

@@ -59,6 +59,15 @@ def test_draft_lengths_are_one_chart_with_a_line_each(page: Page, web: Web) -> N
     expect(chart.locator(".u-over")).to_be_visible()
 
 
+def test_short_times_are_in_milliseconds_when_they_arrive_too(page: Page, web: Web) -> None:
+    page.goto(f"{web.url}/runs/2/charts")
+    page.locator("[data-charts][data-ready]").wait_for()
+    latest = page.locator("figure", has_text="Weight update").locator("[data-latest]")
+    expect(latest).to_have_text("4.00 ms")
+    RunningJournal(web, 2).step(16, {"rollout/sync_s": 0.0123})
+    expect(latest).to_have_text("12.3 ms")
+
+
 def test_a_checkpoint_says_that_it_holds_heads(page: Page, web: Web) -> None:
     page.goto(f"{web.url}/runs/1/checkpoints")
     page.get_by_role("link", name="1-rl, step 24").click()
