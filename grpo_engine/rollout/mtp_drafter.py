@@ -21,6 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from grpo_engine.config import SamplingConfig
+from grpo_engine.errors import InvalidConfig, Problem
 from grpo_engine.model.mtp import MTPBlock, MTPHeads, head_logits
 from grpo_engine.model.truncation import IMPOSSIBLE, kept_mask
 from grpo_engine.rollout.choice import inverse_distribution
@@ -56,7 +57,13 @@ class MTPDrafter:
 
     # ------------------------------------------------------------ rows
     def admit(self, prompts: Sequence[Sequence[int]], first_tokens_B: Tensor, hidden_BH: Tensor) -> None:
-        """New rows at the end, of one slot each; prompts do not matter here."""
+        """New rows at the end, of one slot each; prompts do not matter here.
+
+        Raises InvalidConfig when the model gives no hidden states."""
+        if len(hidden_BH) != len(first_tokens_B):
+            message = f"{type(self._model).__name__} does more to its logits than apply its output head, and drafting"
+            message += " heads read what that head reads"
+            raise InvalidConfig([Problem("rollout.drafts.kind", "mtp", message, "use ngram or none")])
         old, new = len(self._num_B), len(first_tokens_B)
         self._num_B = _longer(self._num_B, new)
         self._tokens_BR = _longer(self._tokens_BR, new)

@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config import SamplingConfig
+from grpo_engine.config_rollout import MTPDrafts
+from grpo_engine.errors import InvalidConfig
 from grpo_engine.model.mtp import CompletionSlots, MTPHeads, embedded, head_logits
 from grpo_engine.rollout.drafting import Drafter, Drafts
 from grpo_engine.rollout.mtp_drafter import CATCH_UP, MTPDrafter
+from grpo_engine.rollout.speculation import make_speculator
+from grpo_engine.rollout.torch_sampler import TorchSampler
+from grpo_engine.types import SampleRequest
+from tests.unit.tiny_models import TOKENIZER, tiny_model
 from tests.unit.training_fixtures import VOCABULARY, tiny_llama
 
 CPU = torch.device("cpu")
@@ -195,9 +201,31 @@ def test_the_numbers_decide_which_token_is_drafted() -> None:
     torch.testing.assert_close(share_V, drafts.logprobs_BKV[0, 0].exp(), rtol=0, atol=0.006)
 
 
+def test_a_model_without_hidden_states_is_refused_in_words() -> None:
+    with pytest.raises(InvalidConfig, match="LlamaForCausalLM does more to its logits"):
+        Scene().drafter.admit([[1]], torch.tensor([3]), torch.empty(0))
+
+
 def test_drafting_leaves_no_graph() -> None:
     scene = Scene(1)
     scene.admit(1)
     drafts = scene.propose(2, TRUNCATED)
     assert drafts.logprobs_BKV is not None
     assert not drafts.logprobs_BKV.requires_grad
+
+
+# ---------------------------------------------------------------- in the decoder
+def test_decoding_with_heads_samples_what_is_asked_for_and_greedy_is_as_without() -> None:
+    model = tiny_model("llama").eval()
+    heads = MTPHeads(model, 2, seed=0)
+    ends = torch.tensor([2])
+    requests = [SampleRequest([5 + index, 7], (1, index), str(index)) for index in range(3)]
+    found = []
+    for drafts in (None, MTPDrafts(fixed_tokens=3)):
+        speculator = drafts and make_speculator(drafts, ends, MTPDrafter(heads, model, 5))
+        sampler = TorchSampler(model, TOKENIZER, [2], 64, speculator=speculator)
+        found.append(sampler.sample(requests, SamplingConfig(temperature=0, max_new_tokens=30)))
+        sampled = sampler.sample(requests, SamplingConfig(temperature=0.7, top_k=4, max_new_tokens=30))
+        assert all(t in kept for each in sampled for t, kept in zip(each.token_ids, each.kept_ids or [], strict=True))
+    assert [each.token_ids for each in found[0]] == [each.token_ids for each in found[1]]
+    assert sampler.take_metrics()["rollout/drafted_tokens"] > 0
