@@ -20,7 +20,8 @@ TOLERANCE_NATS = {"float32": 0.001, "bfloat16": 0.25}
 """Largest probe gap by compute type where the config names none; as ProbeConfig.tolerance_nats says."""
 FACTS = (
     "rollout/tokens_per_forward", "rollout/draft_gain", "rollout/accepted_share", "rollout/slot_use_share",
-    "rollout/straggler_rows", "rollout/sync_s", "rollout/probe_gap_nats", "rollout/weight_updates_repeated",
+    "rollout/straggler_rows", "rollout/cached_prompt_share", "rollout/servers_ready", "rollout/requests_retried",
+    "rollout/sync_s", "rollout/probe_gap_nats", "rollout/weight_updates_repeated",
 )  # fmt: skip
 """What the card writes out when the run has it, in this order."""
 
@@ -156,6 +157,8 @@ def _fact(name: str, value: float, config: Mapping[str, Any]) -> Fact:
         limit = probe_tolerance(config)
         tone = "warn" if value > limit else ""
         text = f"{number(value)} nats, {'above' if value > limit else 'limit'} {number(limit)}"
+    if name == "rollout/requests_retried" and value:
+        text, tone = f"{value:,.0f}, their server failed", "warn"
     if name == "rollout/weight_updates_repeated" and value:
         text, tone = f"{value:.0f}, the probe failed once", "warn"
     return Fact(about.label.lower(), text, about.description, tone)

@@ -80,6 +80,15 @@ def test_the_limit_of_the_probe_follows_the_config_and_the_compute_type() -> Non
     assert card(gap, rollout=own).facts[0].text == "0.004 nats, limit 0.010"
 
 
+def test_servers_that_failed_are_said_and_coloured() -> None:
+    values = {"rollout/servers_ready": 2.0, "rollout/requests_retried": 3.0, "rollout/cached_prompt_share": 0.9}
+    found = card(values, rollout={"backend": "vllm_server", "num_servers": 2})
+    assert [(fact.text, fact.tone) for fact in found.facts] == [
+        ("90 %", ""), ("2 servers", ""), ("3, their server failed", "warn"),
+    ]  # fmt: skip
+    assert card(values | {"rollout/requests_retried": 0.0}).facts[-1].text == "0 requests"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_card_names_the_limit_that_the_engine_holds_the_probe_to(dtype: str) -> None:
     assert probe_tolerance(seed.config(dtype=dtype, rollout={"backend": "vllm"}).model_dump()) == TOLERANCE_NATS[dtype]
