@@ -106,7 +106,12 @@ def server_arguments(options: Mapping[str, Any]) -> list[str]:
 
 def environment(config: VLLMEngine, *, on_cpu: bool, in_process: bool) -> dict[str, str]:
     """Environment variables that vLLM reads, for this process (before vLLM is imported) or for a server."""
-    variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler that `extension` widens is the first runner's
+    }
     if in_process:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if on_cpu:
