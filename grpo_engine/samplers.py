@@ -72,7 +72,7 @@ def _vllm_sampler(
 
     return VLLMServerSampler(
         rollout, *about, log_folder=folder, dtype=config.dtype, device=policy.device, seed=config.seed,
-        rank=ranks.rank, world_size=ranks.world_size,
+        rank=ranks.rank, num_ranks=ranks.world_size,
     )  # fmt: skip
 
 

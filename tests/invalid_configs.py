@@ -281,35 +281,35 @@ PREFLIGHT = [
         {"needs.num_ranks": 9, f"{_RL}.prompts_per_step": 2, f"{_RL}.group_size": 4},
     ),
     _by_preflight("server without a scheme", "rollout.addresses.0", "no HTTP address", _servers("10.0.0.5:8000")),
-    _by_preflight("server with a path", "rollout.addresses.0", "host and port", _servers("http://10.0.0.5:8000/v1")),
-    _by_preflight("server named twice", "rollout.addresses.1", "twice", _servers("http://a:80", "http://a:80/")),
-    _by_preflight("server with a password", "rollout.addresses.0", "user name", _servers("http://me:pw@a:80")),
+    _by_preflight("server with a path", "rollout.addresses.0", "host and port", _servers("http://localhost:8000/v1")),
     _by_preflight(
-        "fewer servers than ranks", "rollout.addresses", "of its own", _servers("http://a:80") | {"needs.num_ranks": 2}
+        "server named twice", "rollout.addresses.1", "twice", _servers("http://localhost:80", "http://localhost:80/")
     ),
+    _by_preflight("server with a password", "rollout.addresses.0", "user name", _servers("http://me:pw@localhost:80")),
+    _by_preflight("server elsewhere", "rollout.weights_folder", "another host", _servers("http://10.0.0.5:8000")),
     _by_preflight(
         "vLLM's context beyond the model's",
         "rollout.max_model_len",
         "context is 64",
-        _servers("http://a:80", max_model_len=65),
+        _servers("http://localhost:80", max_model_len=65),
     ),
     _by_preflight(
         "vLLM's context below the prompts",
         "rollout.max_model_len",
         "no room",
-        _servers("http://a:80", max_model_len=8),
+        _servers("http://localhost:80", max_model_len=8),
     ),
     _by_preflight(
         "draft head missing",
         "rollout.speculation.model",
         "config.json",
-        _servers("http://a:80", speculation={"method": "eagle", "model": "{folder}/none"}),
+        _servers("http://localhost:80", speculation={"method": "eagle", "model": "{folder}/none"}),
     ),
     _by_preflight(
         "drafts by layers that the model lacks",
         "rollout.speculation.method",
         "no multi-token",
-        _servers("http://a:80", speculation={"method": "mtp"}),
+        _servers("http://localhost:80", speculation={"method": "mtp"}),
     ),
 ]
 

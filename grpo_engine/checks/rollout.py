@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import json
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ def check_rollout(config: RunConfig, shape: ModelShape | None, report: Report) -
         return
     _check_installed(rollout, report)
     if isinstance(rollout, VLLMServerRollout):
-        _check_addresses(rollout.addresses, config.needs.num_ranks, report)
+        _check_addresses(rollout, report)
     if isinstance(rollout, VLLMRollout) and rollout.sleep and config.needs.device == "cpu":
         report.warn("rollout.sleep", True, "vLLM on a CPU does not sleep", "leave it out, or train on a GPU")
     if config.deterministic:
@@ -41,16 +42,27 @@ def _check_installed(rollout: VLLMRollout | VLLMServerRollout, report: Report) -
         report.refuse("rollout.backend", rollout.backend, "vLLM is not installed on this host", remedy)
 
 
-def _check_addresses(addresses: list[str], num_ranks: int, report: Report) -> None:
-    if 0 < len(addresses) < num_ranks:
-        message = f"{num_ranks} ranks share {len(addresses)} servers, and each needs one of its own"
-        report.refuse("rollout.addresses", addresses[0], message, "name more servers, or lower needs.num_ranks")
+def _check_addresses(rollout: VLLMServerRollout, report: Report) -> None:
+    addresses = rollout.addresses
     for index, address in enumerate(addresses):
         field = f"rollout.addresses.{index}"
         if fault := _fault_of(address):
             report.refuse(field, address, fault, "write it as http://HOST:PORT, such as http://10.0.0.5:8000")
         elif address.rstrip("/") in {other.rstrip("/") for other in addresses[:index]}:
             report.refuse(field, address, "the same server stands here twice", "name each server once")
+    far = [address for address in addresses if not _fault_of(address) and not _is_here(address)]
+    if far and rollout.weights_folder is None:
+        message = f"the server {far[0]} is on another host and cannot read the weights from this one's memory"
+        remedy = "name a folder that both hosts see under the same path"
+        report.refuse("rollout.weights_folder", "null", message, remedy)
+
+
+def _is_here(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _fault_of(address: str) -> str:

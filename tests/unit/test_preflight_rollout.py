@@ -17,7 +17,7 @@ from grpo_engine.config_errors import load_config
 from grpo_engine.preflight import check
 from tests.invalid_configs import changed
 
-SERVERS = {"backend": "vllm_server", "addresses": ["http://10.0.0.5:8000"]}
+SERVERS = {"backend": "vllm_server", "addresses": ["http://127.0.0.1:8000"]}
 
 
 @pytest.fixture
@@ -40,6 +40,8 @@ def test_vllm_that_is_not_installed_is_a_problem_with_its_remedies(without_vllm:
 
 def test_servers_that_run_already_need_no_vllm_here(without_vllm: None) -> None:
     assert found(SERVERS).problems == []
+    elsewhere = {"addresses": ["https://gpu-7"], "weights_folder": "/shared/weights"}
+    assert found(SERVERS | elsewhere).problems == []
     assert found({"backend": "torch"}).problems == []
 
 
