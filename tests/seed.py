@@ -277,7 +277,7 @@ class AttemptWriter:
         (folder / "trainer" / "state.json").write_text(f'{{"step": {step}}}')
         if self.config.mtp.depth:
             (folder / "trainer" / "mtp").mkdir()
-            (folder / "trainer" / "mtp" / "heads.safetensors").write_bytes(bytes(1200))
+            (folder / "trainer" / "mtp" / "mtp.safetensors").write_bytes(bytes(1200))
         self._manifest(folder, stage, step)
         self.journal.append(
             "checkpoint", stage=stage, step=step, path=name, bytes=total_bytes(folder),

@@ -73,4 +73,4 @@ def test_a_checkpoint_says_that_it_holds_heads(page: Page, web: Web) -> None:
     page.get_by_role("link", name="1-rl, step 24").click()
     parts = page.locator("#parts")
     expect(parts.get_by_role("row", name="MTP heads")).to_contain_text("1.20 kB")
-    expect(page.get_by_role("link", name="trainer/mtp/heads.safetensors")).to_be_visible()
+    expect(page.get_by_role("link", name="trainer/mtp/mtp.safetensors")).to_be_visible()
