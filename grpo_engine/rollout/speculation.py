@@ -136,10 +136,9 @@ class Speculator:
 
     def _learn(self, num_rows: int, length: int, fed: int, host_4B: Tensor, seconds: float) -> None:
         """From the rows that had not ended; `length` was chosen, `fed` drafts a row were computed."""
-        live = [row for row in zip(*host_4B.tolist(), strict=True) if row[3] > 0]
-        drafted, accepted, gained = ([row[column] for row in live] for column in range(3))
+        drafted, accepted, gained = host_4B.numpy()[:3, host_4B[3].numpy() > 0]
         self._metrics.add(fed, drafted, accepted, gained, seconds, self._lengths.plain_seconds(num_rows))
-        reached = [sum(count >= depth for count in accepted) for depth in range(length + 1)]
+        reached = [len(accepted), *(int((accepted >= depth).sum()) for depth in range(1, length + 1))]
         self._lengths.observe(num_rows, length, reached, seconds)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
 
 
 class SpeculationMetrics:
@@ -22,20 +26,21 @@ class SpeculationMetrics:
         self._plain_seconds = 0.0
 
     def add(
-        self, fed: int, drafted: Sequence[int], accepted: Sequence[int], gained: Sequence[int],
+        self, fed: int, drafted: Integers, accepted: Integers, gained: Integers,
         seconds: float, plain_seconds: float | None,
     ) -> None:  # fmt: skip
         """A step that fed `fed` drafts a row and took `seconds`. For each row that had not ended: drafts meant, drafts
         accepted, tokens gained. `plain_seconds`: what the same rows take for one token each; None = not known."""
         self._steps_by_length[fed] += 1
         self._row_steps += len(gained)
-        self._gained += sum(gained)
+        num_gained = int(gained.sum())
+        self._gained += num_gained
         for depth in range(1, fed + 1):
-            self._drafted_by_depth[depth] += sum(length >= depth for length in drafted)
-            self._accepted_by_depth[depth] += sum(length >= depth for length in accepted)
-        if plain_seconds is not None and gained:
+            self._drafted_by_depth[depth] += int((drafted >= depth).sum())
+            self._accepted_by_depth[depth] += int((accepted >= depth).sum())
+        if plain_seconds is not None and len(gained):
             self._seconds += seconds
-            self._plain_seconds += plain_seconds * sum(gained) / len(gained)
+            self._plain_seconds += plain_seconds * num_gained / len(gained)
 
     def take(self) -> dict[str, float]:
         """rollout/drafted_tokens, accepted_share, accepted_share_<depth>, draft_length_mean, draft_length_share_<K>,
