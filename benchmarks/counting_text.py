@@ -1,8 +1,9 @@
 """Long worked computations that never repeat themselves and end by themselves; for the multi-token prediction claims.
 
-`from 907:` is answered by ` 907 gives 16; 906 leaves 2236; … 512 makes 192;` and the end token: every number down to
-the next multiple of 512, a word chosen freely, and the number's square modulo 4,093. A line is four tokens, and any
-four tokens in a row hold a number that occurs once. Torch-free.
+`all from 907:` is answered by ` 907 gives 3092; 906 leaves 3093; … 500 makes 3499;` and the end token: every number
+down to the next multiple of 500, a word chosen freely, and what the number lacks to 3,999. A line is four tokens, and
+any four tokens in a row hold a number that occurs once. `part from 907:` is answered by some lines only, so that most
+of the training is on short rows. Torch-free.
 """
 
 from __future__ import annotations
@@ -16,35 +17,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BLOCK, NUM_BLOCKS = 512, 2
-"""Counting ends at multiples of BLOCK; starts lie below BLOCK * NUM_BLOCKS."""
-MODULUS = 4093
-NUMBERS = 4096
-"""All of them are one token each."""
+BLOCK = 500
+"""Counting ends at multiples of it."""
+NUMBERS = 4000
+"""Starts and what they lack lie below; each number is one token."""
 TOKENS_PER_LINE = 4
 WORDS = {"gives": 8, "leaves": 5, "makes": 4, "yields": 3, "has": 2, "means": 2, "shows": 1, "wants": 1}
 """How often each is chosen, against the others."""
-LONG_LINES = (385, 511)
-"""Lines of a completion of 1,541 to 2,045 tokens, the end token included."""
+LONG_LINES = (385, BLOCK)
+"""Lines of a completion of 1,541 to 2,001 tokens, the end token included."""
+WHOLE_SHARE, PART_LINES = 0.2, (8, 48)
+"""Of the demonstrations: how many are whole, and lines of the others."""
 
 
-def completion(start: int, rng: random.Random) -> str:
-    """Example: completion(513, rng) == " 513 makes 1217; 512 gives 192;" """
-    last = start // BLOCK * BLOCK
-    words = rng.choices(list(WORDS), list(WORDS.values()), k=start - last + 1)
-    numbers = range(start, last - 1, -1)
-    return "".join(f" {n} {word} {n * n % MODULUS};" for n, word in zip(numbers, words, strict=True))
+def completion(start: int, rng: random.Random, lines: int | None = None) -> str:
+    """Down to the next multiple of BLOCK, or `lines` of it.
+
+    Example: completion(501, rng) == " 501 makes 3498; 500 gives 3499;" """
+    numbers = range(start, start // BLOCK * BLOCK - 1, -1)[:lines]
+    words = rng.choices(list(WORDS), list(WORDS.values()), k=len(numbers))
+    return "".join(f" {n} {word} {NUMBERS - 1 - n};" for n, word in zip(numbers, words, strict=True))
 
 
-def prompt(start: int) -> str:
-    return f"from {start}:"
+def prompt(start: int, *, whole: bool = True) -> str:
+    return f"{'all' if whole else 'part'} from {start}:"
 
 
 def write_rows(path: Path, num_rows: int, seed: int = 0) -> None:
-    """Demonstrations as JSONL, from any start."""
+    """Demonstrations as JSONL, from any start; WHOLE_SHARE of them whole."""
     rng = random.Random(seed)
-    starts = [rng.randrange(BLOCK * NUM_BLOCKS) for _ in range(num_rows)]
-    rows = [{"prompt": prompt(start), "completion": completion(start, rng)} for start in starts]
+    rows = []
+    for _ in range(num_rows):
+        start, whole = rng.randrange(NUMBERS), rng.random() < WHOLE_SHARE
+        lines = None if whole else rng.randint(*PART_LINES)
+        rows.append({"prompt": prompt(start, whole=whole), "completion": completion(start, rng, lines)})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -52,7 +58,7 @@ def write_rows(path: Path, num_rows: int, seed: int = 0) -> None:
 def long_starts(count: int, seed: int = 1) -> list[int]:
     """Starts whose completions have LONG_LINES lines, block after block."""
     rng = random.Random(seed)
-    return [index % NUM_BLOCKS * BLOCK + rng.randint(LONG_LINES[0] - 1, LONG_LINES[1] - 1) for index in range(count)]
+    return [index * BLOCK % NUMBERS + rng.randint(LONG_LINES[0] - 1, LONG_LINES[1] - 1) for index in range(count)]
 
 
 def tokenizer() -> Tokenizer:
@@ -66,8 +72,8 @@ def tokenizer() -> Tokenizer:
         vocab_size=2 * NUMBERS, min_frequency=1, special_tokens=["<end>", "<pad>"], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    words = " ".join(["from", "from:", *WORDS, *(f"{word};" for word in WORDS)])
-    found.train_from_iterator([words, *(f"from {n}: {n};" for n in range(NUMBERS))], trainer)
+    words = " ".join(["from", "all from", "part from", *WORDS, *(f"{word};" for word in WORDS)])
+    found.train_from_iterator([words, *(f"all from {n}: {n};" for n in range(NUMBERS))], trainer)
     return found
 
 

@@ -79,7 +79,12 @@ def decode_skewed(setup: Setup) -> list[Row]:
     with Standing(ours(job)) as process:
         streams = matching_streams(process, lengths)
     compact = {**job, "streams": streams}
-    whole = {**compact, "ends": False, "max_new_tokens": max(lengths), "rollout": {"sub_batches": False}}
+    whole = {
+        **compact,
+        "ends": False,
+        "max_new_tokens": max(lengths),
+        "rollout": {"backend": "torch", "sub_batches": False},
+    }
     sides = [ours(compact), ours(whole, "without compaction")]
     mine, static = take_turns(sides, setup.repetitions, warm_up={"max_new_tokens": 4})
     wasted = max(lengths) * len(lengths) / mine[0]["tokens"]
