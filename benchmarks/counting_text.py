@@ -1,9 +1,9 @@
 """Long worked computations that never repeat themselves and end by themselves; for the multi-token prediction claims.
 
-`all from 907:` is answered by ` 907 gives 3092; 906 leaves 3093; … 500 makes 3499;` and the end token: every number
-down to the next multiple of 500, a word chosen freely, and what the number lacks to 3,999. A line is four tokens, and
-any four tokens in a row hold a number that occurs once. `part from 907:` is answered by some lines only, so that most
-of the training is on short rows. Torch-free.
+`from 907:` is answered by ` 907 gives 3092; 906 leaves 3093; … 500 makes 3499;` and the end token: every number down to
+the next multiple of 500, a word chosen freely, and what the number lacks to 3,999. A line is four tokens, and any four
+tokens in a row hold a number that occurs once. Most demonstrations start near their end, so that training is on short
+rows for the most part. Torch-free.
 """
 
 from __future__ import annotations
@@ -26,31 +26,29 @@ WORDS = {"gives": 8, "leaves": 5, "makes": 4, "yields": 3, "has": 2, "means": 2,
 """How often each is chosen, against the others."""
 LONG_LINES = (385, BLOCK)
 """Lines of a completion of 1,541 to 2,001 tokens, the end token included."""
-WHOLE_SHARE, PART_LINES = 0.2, (8, 48)
-"""Of the demonstrations: how many are whole, and lines of the others."""
+LONG_SHARE, SHORT_LINES = 0.25, 50
+"""Of the demonstrations: how many have up to BLOCK lines; the others have up to SHORT_LINES."""
 
 
-def completion(start: int, rng: random.Random, lines: int | None = None) -> str:
-    """Down to the next multiple of BLOCK, or `lines` of it.
-
-    Example: completion(501, rng) == " 501 makes 3498; 500 gives 3499;" """
-    numbers = range(start, start // BLOCK * BLOCK - 1, -1)[:lines]
+def completion(start: int, rng: random.Random) -> str:
+    """Example: completion(501, rng) == " 501 makes 3498; 500 gives 3499;" """
+    numbers = range(start, start // BLOCK * BLOCK - 1, -1)
     words = rng.choices(list(WORDS), list(WORDS.values()), k=len(numbers))
     return "".join(f" {n} {word} {NUMBERS - 1 - n};" for n, word in zip(numbers, words, strict=True))
 
 
-def prompt(start: int, *, whole: bool = True) -> str:
-    return f"{'all' if whole else 'part'} from {start}:"
+def prompt(start: int) -> str:
+    return f"from {start}:"
 
 
 def write_rows(path: Path, num_rows: int, seed: int = 0) -> None:
-    """Demonstrations as JSONL, from any start; WHOLE_SHARE of them whole."""
+    """Demonstrations as JSONL, of all blocks."""
     rng = random.Random(seed)
     rows = []
     for _ in range(num_rows):
-        start, whole = rng.randrange(NUMBERS), rng.random() < WHOLE_SHARE
-        lines = None if whole else rng.randint(*PART_LINES)
-        rows.append({"prompt": prompt(start, whole=whole), "completion": completion(start, rng, lines)})
+        most = BLOCK if rng.random() < LONG_SHARE else SHORT_LINES
+        start = rng.randrange(NUMBERS // BLOCK) * BLOCK + rng.randrange(most)
+        rows.append({"prompt": prompt(start), "completion": completion(start, rng)})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -72,8 +70,8 @@ def tokenizer() -> Tokenizer:
         vocab_size=2 * NUMBERS, min_frequency=1, special_tokens=["<end>", "<pad>"], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    words = " ".join(["from", "all from", "part from", *WORDS, *(f"{word};" for word in WORDS)])
-    found.train_from_iterator([words, *(f"all from {n}: {n};" for n in range(NUMBERS))], trainer)
+    words = " ".join(["from", *WORDS, *(f"{word};" for word in WORDS)])
+    found.train_from_iterator([words, *(f"from {n}: {n};" for n in range(NUMBERS))], trainer)
     return found
 
 

@@ -16,6 +16,7 @@ from benchmarks.standing import Job, Measure, serve
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes every core, whatever OMP_NUM_THREADS says
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
