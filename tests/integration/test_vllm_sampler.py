@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from tests.vllm_models import (
     write_folder,
 )
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(3000)]
 PROMPTS = ["7+5=", "347+285=", "1", "12*(3+4)=", "x=y;", "the quick brown fox jumps over the lazy dog; " * 2]
+LONG = "the quick brown fox " * 8
 NO_END = {71}
+ENDS = {EOS, 9, 14}
 
 
 def start(model: PreTrainedModel, folder: Path, ends: set[int] | None = None, **config: Any) -> VLLMSampler:
@@ -52,6 +54,24 @@ def sampler(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) ->
     made = start(model, tmp_path_factory.mktemp("llama"), NO_END)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2"])
+def other(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[VLLMSampler, PreTrainedModel]]:
+    """Untied heads, several end tokens; sliding windows and fewer key-value heads."""
+    model = vllm_model(request.param, tied=request.param == "mistral")
+    made = start(model, tmp_path_factory.mktemp(request.param), ENDS)
+    yield made, model
+    made.close()
+
+
+@pytest.fixture
+def changed(sampler: VLLMSampler, model: PreTrainedModel) -> Iterator[VLLMSampler]:
+    """The same sampler; its weights come back afterwards."""
+    yield sampler
+    sampler.load_weights(model.named_parameters(), 1)
 
 
 def worst_gap(model: PreTrainedModel, prompt_ids: list[int], completion: Completion, temperature: float) -> float:
@@ -82,14 +102,11 @@ def test_top_k_keeps_the_likeliest(sampler: VLLMSampler, model: PreTrainedModel)
     assert all(token in kept for token, kept in zip(completion.token_ids, completion.kept_ids, strict=True))
 
 
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("mistral", True), ("qwen2", False)])
-def test_families_and_untied_heads(family: str, tied: bool, tmp_path: Path) -> None:
-    model = vllm_model(family, tied=tied)
-    sampler = start(model, tmp_path)
+def test_families_and_untied_heads(other: tuple[VLLMSampler, PreTrainedModel]) -> None:
+    sampler, model = other
     asked = requests([*PROMPTS, "abc " * 20], 2)
     for request, completion in zip(asked, sampler.sample(asked, settings(temperature=0.7, top_k=4)), strict=True):
         assert worst_gap(model, request.prompt_ids, completion, 0.7) <= 1e-4
-    sampler.close()
 
 
 def test_greedy_choice_is_the_likeliest_token(sampler: VLLMSampler, model: PreTrainedModel) -> None:
@@ -127,24 +144,15 @@ def test_completions_of_one_prompt_differ(sampler: VLLMSampler) -> None:
     assert len({tuple(c.token_ids) for c in completions}) == 8
 
 
-def test_the_trainers_random_numbers_and_threads_stay(sampler: VLLMSampler) -> None:
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
-    sampler.sample(requests(PROMPTS, 2), settings(temperature=1.0))
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.get_num_threads() == threads
-
-
 # ---------------------------------------------------------------- ends
-def test_completions_end_at_any_end_token_and_keep_it(model: PreTrainedModel, tmp_path: Path) -> None:
-    ends = {EOS, 9, 14}
-    sampler = start(model, tmp_path, ends)
+def test_completions_end_at_any_end_token_and_keep_it(other: tuple[VLLMSampler, PreTrainedModel]) -> None:
+    sampler, _ = other
     completions = sampler.sample(requests(PROMPTS, 8), settings(temperature=1.5, max_new_tokens=60))
     stopped = [c for c in completions if c.finish_reason == "stop"]
-    assert {c.token_ids[-1] for c in stopped} == ends
-    assert all(not ends & set(c.token_ids[:-1]) for c in completions)
+    assert {c.token_ids[-1] for c in stopped} == ENDS
+    assert all(not ENDS & set(c.token_ids[:-1]) for c in completions)
     assert all(c.text == TOKENIZER.decode(c.token_ids[:-1]) for c in stopped)
     assert any(len(c.token_ids) == 1 for c in stopped)
-    sampler.close()
 
 
 def test_a_stop_text_ends_a_completion_that_keeps_it(sampler: VLLMSampler) -> None:
@@ -170,41 +178,50 @@ def test_prompts_without_room_are_refused(sampler: VLLMSampler, prompt: str) -> 
 
 
 # ---------------------------------------------------------------- weights
-def greedy(sampler: VLLMSampler, prompt: str = "the quick brown fox " * 8) -> Completion:
-    return sampler.sample(requests([prompt]), settings(temperature=0, max_new_tokens=12))[0]
+def greedy(sampler: VLLMSampler) -> Completion:
+    return sampler.sample(requests([LONG]), settings(temperature=0, max_new_tokens=12))[0]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_update_replaces_every_weight_and_what_was_cached(tied: bool, tmp_path: Path) -> None:
-    """Tied models: the head follows the embedding, though `lm_head.weight` is not among the parameters."""
-    sampler = start(vllm_model("llama", tied=tied), tmp_path)
+def check_updates(sampler: VLLMSampler, make: Callable[[int], PreTrainedModel]) -> None:
     before = greedy(sampler)
     for version, seed in enumerate((8, 9), start=2):
-        new = vllm_model("llama", tied=tied, seed=seed)
+        new = make(seed)
         sampler.load_weights(new.named_parameters(), version)
         after = greedy(sampler)
-        prompt_ids = TOKENIZER("the quick brown fox " * 8).input_ids
-        assert worst_gap(new, prompt_ids, after, 1.0) <= 1e-4
+        assert worst_gap(new, TOKENIZER(LONG).input_ids, after, 1.0) <= 1e-4
         assert after.token_ids != before.token_ids
         assert (after.policy_version, before.policy_version) == (version, 1)
-    sampler.close()
 
 
-def test_incomplete_or_unknown_weights_are_refused(tmp_path: Path) -> None:
-    model = vllm_model("llama")
-    sampler = start(model, tmp_path)
+def test_an_update_replaces_every_weight_and_what_was_cached(changed: VLLMSampler) -> None:
+    """The head is tied: it follows the embedding, though `lm_head.weight` is not among the parameters."""
+    check_updates(changed, lambda seed: vllm_model("llama", seed=seed))
+
+
+def test_an_update_replaces_an_untied_head(other: tuple[VLLMSampler, PreTrainedModel]) -> None:
+    sampler, model = other
+    family, tied = model.config.model_type, model.config.tie_word_embeddings
+    check_updates(sampler, lambda seed: vllm_model(family, tied=tied, seed=seed))
+    sampler.load_weights(model.named_parameters(), 1)
+
+
+def test_incomplete_or_unknown_weights_are_refused(changed: VLLMSampler, model: PreTrainedModel) -> None:
     given = dict(model.named_parameters())
     with pytest.raises(ValueError, match="mlp"):
-        sampler.load_weights([(n, p) for n, p in given.items() if n != "model.layers.1.mlp.up_proj.weight"], 2)
+        changed.load_weights([(n, p) for n, p in given.items() if n != "model.layers.1.mlp.up_proj.weight"], 2)
     with pytest.raises(ValueError, match="surprise"):
-        sampler.load_weights([*given.items(), ("model.surprise", torch.zeros(3))], 2)
-    sampler.load_weights(given.items(), 2)
-    assert worst_gap(model, TOKENIZER("the quick brown fox " * 8).input_ids, greedy(sampler), 1.0) <= 1e-4
-    sampler.close()
+        changed.load_weights([*given.items(), ("model.surprise", torch.zeros(3))], 2)
+    with pytest.raises(RuntimeError, match="load_weights"):
+        greedy(changed)
+    changed.load_weights(given.items(), 3)
+    assert worst_gap(model, TOKENIZER(LONG).input_ids, greedy(changed), 1.0) <= 1e-4
 
 
-def test_an_engine_without_weights_does_not_sample(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_starting_leaves_the_trainers_random_numbers_and_threads(model: PreTrainedModel, tmp_path: Path) -> None:
+    before, threads, setter = torch.get_rng_state(), torch.get_num_threads(), torch.set_num_threads
     sampler = VLLMSampler(VLLMRollout(), write_folder(model, tmp_path), TOKENIZER, {EOS}, CONTEXT)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (threads, setter) == (torch.get_num_threads(), torch.set_num_threads)
     with pytest.raises(RuntimeError, match="load_weights"):
         sampler.sample(requests(["1"]), settings())
     sampler.close()
@@ -213,8 +230,11 @@ def test_an_engine_without_weights_does_not_sample(model: PreTrainedModel, tmp_p
 def test_a_folder_with_weights_samples_at_once(model: PreTrainedModel, tmp_path: Path) -> None:
     folder = write_folder(model, tmp_path, weights=True)
     sampler = VLLMSampler(VLLMRollout(), folder, TOKENIZER, {EOS}, CONTEXT)
-    assert worst_gap(model, TOKENIZER("the quick brown fox " * 8).input_ids, greedy(sampler), 1.0) <= 1e-4
+    assert worst_gap(model, TOKENIZER(LONG).input_ids, greedy(sampler), 1.0) <= 1e-4
     sampler.close()
+    sampler.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        greedy(sampler)
 
 
 # ---------------------------------------------------------------- in flight
@@ -231,12 +251,11 @@ def in_another_thread(sampler: VLLMSampler, **sampling: Any) -> tuple[threading.
     return thread, completions
 
 
-def test_an_update_in_flight_changes_what_follows(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_an_update_in_flight_changes_what_follows(changed: VLLMSampler, model: PreTrainedModel) -> None:
     """As after pause(keep): tokens before it stay, tokens after it come from the new weights over the whole row."""
-    sampler = start(model, tmp_path, NO_END)
     new = vllm_model("llama", seed=8)
-    thread, completions = in_another_thread(sampler, temperature=0, max_new_tokens=150)
-    sampler.load_weights(new.named_parameters(), 2)
+    thread, completions = in_another_thread(changed, temperature=0, max_new_tokens=150)
+    changed.load_weights(new.named_parameters(), 2)
     thread.join()
     first = completions[0]
     old_logits, new_logits = (plain_logits(m, requests(PROMPTS)[0].prompt_ids, first) for m in (model, new))
@@ -244,8 +263,7 @@ def test_an_update_in_flight_changes_what_follows(model: PreTrainedModel, tmp_pa
     assert first.token_ids[-15:] == new_logits.argmax(-1)[-15:].tolist()
     assert {c.policy_version for c in completions} == {1}
     assert {c.finish_reason for c in completions} == {"length"}
-    assert greedy(sampler).policy_version == 2
-    sampler.close()
+    assert greedy(changed).policy_version == 2
 
 
 def test_abort_ends_what_is_being_sampled_with_what_it_has(sampler: VLLMSampler, model: PreTrainedModel) -> None:
@@ -267,13 +285,3 @@ def test_shared_prompts_are_prefilled_once(sampler: VLLMSampler) -> None:
     share = sampler.take_metrics()["rollout/cached_prompt_share"]
     assert share > 0.7
     assert sampler.take_metrics() == {}
-
-
-def test_a_closed_sampler_makes_room_for_another(model: PreTrainedModel, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        sampler = start(model, tmp_path / name)
-        assert greedy(sampler).finish_reason == "length"
-        sampler.close()
-        sampler.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        greedy(sampler)

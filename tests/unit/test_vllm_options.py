@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from grpo_engine.errors import NonFinite, RolloutUnavailable
 from grpo_engine.model.tokenizer import character_tokenizer
 from grpo_engine.model.truncation import kept_mask
 from grpo_engine.rollout.vllm import options
+from grpo_engine.rollout.vllm.metrics import (
+    ACCEPTED,
+    ACCEPTED_BY_DEPTH,
+    DRAFTED,
+    DRAFTS,
+    SpeculationCounts,
+    speculation_counts,
+)
 from grpo_engine.rollout.vllm.outputs import Completions, read_truncated, read_untruncated
 from grpo_engine.rollout.vllm.turns import Turns
 from grpo_engine.rollout.vllm.widening import top_logprobs, widened
@@ -222,6 +231,33 @@ def test_tokens_behind_a_stop_text_are_cut() -> None:
 
 def test_an_aborted_completion_may_be_empty() -> None:
     assert completion([], "abort").finish_reason == "aborted"
+
+
+# ---------------------------------------------------------------- speculation
+@dataclass
+class Counter:
+    name: str
+    value: int = 0
+    values: tuple[int, ...] = ()
+
+
+def test_counters_of_speculation_become_metrics_of_what_came_since() -> None:
+    def told(drafts: int, drafted: int, accepted: int, by_depth: tuple[int, ...]) -> SpeculationCounts:
+        counters = [Counter(DRAFTS, drafts), Counter(DRAFTED, drafted), Counter(ACCEPTED, accepted)]
+        return speculation_counts([*counters, Counter(ACCEPTED_BY_DEPTH, values=by_depth), Counter("vllm:other")])
+
+    before, now = told(10, 30, 12, (8, 3, 1)), told(30, 90, 42, (24, 13, 5))
+    assert now.since(before) == {
+        "rollout/drafted_tokens": 60.0,
+        "rollout/accepted_share": 0.5,
+        "rollout/draft_length_mean": 3.0,
+        "rollout/tokens_per_forward": 2.5,
+        "rollout/accepted_share_1": 0.8,
+        "rollout/accepted_share_2": 0.5,
+        "rollout/accepted_share_3": 0.2,
+    }
+    assert before.since(SpeculationCounts())["rollout/accepted_share_1"] == 0.8
+    assert now.since(now) == {}
 
 
 # ---------------------------------------------------------------- turns

@@ -13,6 +13,7 @@ The first two go to vLLM's module at once (`mend_sampling`), the third follows e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,4 +59,5 @@ def pack_heads(heads: Sequence[nn.Module]) -> None:
     """Pack the heads' present weights on the CPU; elsewhere they are used as they are."""
     if current_platform.is_cpu():
         for head in heads:
-            head.quant_method.process_weights_after_loading(head)
+            method: Any = head.quant_method
+            method.process_weights_after_loading(head)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -37,17 +38,9 @@ class Engine:
         self._aborted: dict[int, Sampled] = {}
         self._asleep = self._woke = False
         self._num_prompt_tokens = self._num_cached_tokens = 0
-        self._counts = SpeculationCounts()
         self._speculates = "speculative_config" in arguments
-        executor = "uni" if num_ranks == 1 else "external_launcher"
-        told = EngineArgs(**arguments, distributed_executor_backend=executor, disable_log_stats=not self._speculates)
-        with _trainer_untouched():
-            try:
-                self._vllm: Any = LLMEngine.from_engine_args(told, usage_context=UsageContext.LLM_CLASS)
-            except RolloutUnavailable:
-                raise
-            except Exception as error:  # vLLM raises a dozen types
-                raise RolloutUnavailable(f"vLLM did not start: {_first_line(error)}") from error
+        self._vllm: Any = _start(arguments, num_ranks, log_stats=self._speculates)
+        self._counts = self._speculation_counts()
         self._vllm.collective_rpc("init_weight_transfer_engine", args=({},))
 
     # ------------------------------------------------------------ sampling
@@ -61,7 +54,7 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         # The salt keeps blocks of other weights from being found, whatever becomes of the reset.
-        prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": str(version)}
+        prompt = tokens_input(list(prompt_ids), cache_salt=str(version))
         name = str(self._next_id)
         self._next_id += 1
         self._running[name] = index, arguments["logprobs"] == ALL_KEPT
@@ -128,10 +121,9 @@ class Engine:
         if self._num_prompt_tokens:
             metrics["rollout/cached_prompt_share"] = self._num_cached_tokens / self._num_prompt_tokens
             self._num_prompt_tokens = self._num_cached_tokens = 0
-        if self._speculates:
-            counts = speculation_counts(self._vllm.get_metrics())
-            metrics |= counts.since(self._counts)
-            self._counts = counts
+        counts = self._speculation_counts()
+        metrics |= counts.since(self._counts)
+        self._counts = counts
         return metrics
 
     def close(self) -> None:
@@ -139,6 +131,23 @@ class Engine:
         self._vllm.engine_core.shutdown()
         del self._vllm
         gc.collect()
+
+    def _speculation_counts(self) -> SpeculationCounts:
+        """vLLM counts them for the process, other engines in it included."""
+        return speculation_counts(self._vllm.get_metrics() if self._speculates else ())
+
+
+def _start(arguments: Mapping[str, Any], num_ranks: int, *, log_stats: bool) -> Any:
+    # Several ranks have their process group already, and each is an engine of its own in it.
+    executor = "uni" if num_ranks == 1 else "external_launcher"
+    with _trainer_untouched():
+        try:
+            told = EngineArgs(**arguments, distributed_executor_backend=executor, disable_log_stats=not log_stats)
+            return LLMEngine.from_engine_args(told, usage_context=UsageContext.LLM_CLASS)
+        except RolloutUnavailable:
+            raise
+        except Exception as error:  # vLLM raises a dozen types
+            raise RolloutUnavailable(f"vLLM did not start: {_first_line(error)}") from error
 
 
 def _sampled(token_ids: Sequence[int], logprobs: Any, finish: str | None, *, truncated: bool) -> Sampled:

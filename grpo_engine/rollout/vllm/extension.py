@@ -106,42 +106,41 @@ def _absent(model: nn.Module, tied: Sequence[nn.Module]) -> list[str]:
 
 
 # ---------------------------------------------------------------- log-probabilities
-def _widen_sampler(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sampler.forward that widens where all log-probabilities are asked for, which is how we ask for kept tokens."""
+def _own_sampler(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sampler.forward with our entries beside each token, where a step's requests are ours alone."""
 
     @wraps(original)
     def forward(self: Any, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _asks_for_kept(sampling_metadata, logits):
-            return original(self, logits, sampling_metadata, *args, **kwargs)
         # Before: the original divides and masks its logits in place.
-        top_B = _top(logits, sampling_metadata.temperature)
+        entries = _entries(logits, sampling_metadata, sampling_metadata.temperature)
+        if entries is None:
+            return original(self, logits, sampling_metadata, *args, **kwargs)
         everything = replace(sampling_metadata, max_num_logprobs=-1)
         output = original(self, logits, everything, *args, **kwargs)
         sampled_B = output.sampled_token_ids[:, 0].long()
-        return replace(output, logprobs_tensors=_tensors(output.logprobs_tensors.logprobs, top_B, sampled_B))
+        return replace(output, logprobs_tensors=entries(output.logprobs_tensors.logprobs, sampled_B))
 
     return forward
 
 
-def _widen_rejection_sampler(original: Callable[..., Any]) -> Callable[..., Any]:
-    """RejectionSampler.forward, likewise; N = drafted tokens and one more a request."""
+def _own_rejection_sampler(original: Callable[..., Any]) -> Callable[..., Any]:
+    """RejectionSampler.forward, likewise. It scores B x Q places, Q = the longest draft and one more; those behind a
+    request's own are of others and are dropped by vLLM."""
 
     @wraps(original)
     def forward(self: Any, metadata: Any, draft_probs: Any, logits: Tensor, sampling_metadata: Any) -> Any:
-        if not _asks_for_kept(sampling_metadata, logits):
-            return original(self, metadata, draft_probs, logits, sampling_metadata)
         counts_B = torch.tensor([count + 1 for count in metadata.num_draft_tokens], device=logits.device)
-        temperature_B = sampling_metadata.temperature
-        temperature_N = None if temperature_B is None else temperature_B.repeat_interleave(counts_B)
-        top_N = _top(logits, temperature_N)
-        first_B1 = (counts_B.cumsum(0) - counts_B)[:, None]
-        position_Q = torch.arange(metadata.max_spec_len + 1, device=logits.device)
-        index = (first_B1 + position_Q).flatten().clamp(max=len(top_N) - 1)
-
-        def gather(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-            return _tensors(logprobs, top_N[index], token_ids)
-
-        self.sampler.gather_logprobs = gather
+        temperature_N = sampling_metadata.temperature
+        if temperature_N is not None:
+            temperature_N = temperature_N.repeat_interleave(counts_B, output_size=len(logits))
+        places_BQ = (counts_B.cumsum(0) - counts_B)[:, None] + torch.arange(
+            metadata.max_spec_len + 1, device=logits.device
+        )
+        index = places_BQ.flatten().clamp(max=len(logits) - 1)
+        entries = _entries(logits, sampling_metadata, temperature_N, index)
+        if entries is None:
+            return original(self, metadata, draft_probs, logits, sampling_metadata)
+        self.sampler.gather_logprobs = lambda logprobs, num_logprobs, token_ids: entries(logprobs, token_ids)
         try:
             return original(self, metadata, draft_probs, logits, sampling_metadata)
         finally:
@@ -150,18 +149,30 @@ def _widen_rejection_sampler(original: Callable[..., Any]) -> Callable[..., Any]
     return forward
 
 
-def _asks_for_kept(sampling_metadata: Any, logits: Tensor) -> bool:
-    return (sampling_metadata.max_num_logprobs or 0) >= logits.shape[-1]
+Entries = Callable[[Tensor, Tensor], LogprobsTensors]
 
 
-def _top(logits_BV: Tensor, temperature_B: Tensor | None) -> Tensor:
-    if temperature_B is None:  # every request is greedy
-        temperature_B = logits_BV.new_ones(len(logits_BV))
-    return top_logprobs(logits_BV, temperature_B)
+def _entries(
+    logits: Tensor, sampling_metadata: Any, temperature: Tensor | None, index: Tensor | None = None
+) -> Entries | None:
+    """From log-probabilities [B, V] and sampled tokens [B] to what is returned; None where somebody else asks.
+
+    We ask for 0 entries (the sampled token's own, without vLLM's count of likelier ones) or for all, which is how we
+    ask for the kept tokens. `index` says which rows of the logits are scored."""
+    num_logprobs = sampling_metadata.max_num_logprobs
+    if num_logprobs is None or sampling_metadata.logprob_token_ids:
+        return None
+    if num_logprobs == 0:
+        return lambda logprobs, sampled: _tensors(sampled[:, None].int(), logprobs.gather(1, sampled[:, None]))
+    if num_logprobs < logits.shape[-1]:
+        return None
+    top = top_logprobs(logits, logits.new_ones(len(logits)) if temperature is None else temperature)
+    if index is not None:
+        top = top[index]
+    return lambda logprobs, sampled: _tensors(*widened(logprobs, top, sampled))
 
 
-def _tensors(logprobs_BV: Tensor, top_B: Tensor, sampled_B: Tensor) -> LogprobsTensors:
-    ids_BW, values_BW = widened(logprobs_BV, top_B, sampled_B)
+def _tensors(ids_BW: Tensor, values_BW: Tensor) -> LogprobsTensors:
     return LogprobsTensors(ids_BW, values_BW, torch.zeros_like(ids_BW[:, 0]))
 
 
@@ -172,8 +183,8 @@ def _install() -> None:
             f"vLLM {vllm.__version__} is installed; this release of Cohort works with {RELEASE}x: run make install-vllm"
         )
     mend_sampling()
-    Sampler.forward = _widen_sampler(Sampler.forward)
-    RejectionSampler.forward = _widen_rejection_sampler(RejectionSampler.forward)
+    Sampler.forward = _own_sampler(Sampler.forward)
+    RejectionSampler.forward = _own_rejection_sampler(RejectionSampler.forward)
     WeightTransferEngineFactory.register_engine(WEIGHT_BACKEND, CohortWeights)
 
 
