@@ -194,20 +194,23 @@ class Block:
         new = Block(layers, self.prompt_lengths_S[slots], row_slot.astype(np.int64), self.lengths_B[rows], self.device)
         slot_index, row_index = self._tensor(slots.astype(np.int64)), self._tensor(rows)
         for number, layer in self.layers.items():
-            prompts = [layer.prompt_keys, layer.prompt_values]
+            keys, values = layer.prompt_keys, layer.prompt_values
             if len(slots) < len(self.prompt_lengths_S):
                 width = new.prompt_width
-                prompts = [s.selected(slot_index, width, width, new.prompt_merge(s)) for s in prompts]
-            room = min(layer.own_keys.capacity, new.held + ROOM_TOKENS)
-            own = [s.selected(row_index, new.held, room, new.own_merge(s)) for s in (layer.own_keys, layer.own_values)]
-            new.layers[number] = LayerCache(*prompts, *own)
+                keys = keys.selected(slot_index, width, width, new.prompt_merge(keys.heads, keys.width))
+                values = values.selected(slot_index, width, width, 1)
+            held, room = new.held, min(layer.own_keys.capacity, new.held + ROOM_TOKENS)
+            own_keys = layer.own_keys.selected(row_index, held, room, new.own_merge(keys.heads, keys.width))
+            new.layers[number] = LayerCache(keys, values, own_keys, layer.own_values.selected(row_index, held, room, 1))
         return new
 
-    def prompt_merge(self, store: HeadStore) -> int:
-        return merged_heads(len(self.prompt_lengths_S), self.repeats, store.heads, store.width, self.device)
+    def prompt_merge(self, heads: int, width: int) -> int:
+        """How many heads' keys of the prompts lie side by side."""
+        return merged_heads(len(self.prompt_lengths_S), self.repeats, heads, width, self.device)
 
-    def own_merge(self, store: HeadStore) -> int:
-        return merged_heads(self.num_rows, 1, store.heads, store.width, self.device)
+    def own_merge(self, heads: int, width: int) -> int:
+        """How many heads' keys of the rows lie side by side."""
+        return merged_heads(self.num_rows, 1, heads, width, self.device)
 
     def _tensor(self, values: Integers) -> Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)
@@ -228,16 +231,23 @@ def block_of_prompts(
     column_P = np.arange(block.prompt_width)
     index = np.where(column_P < lengths_S[:, None], starts_S[:, None] + column_P, 0)
     index_SP = torch.from_numpy(index).to(device)
-    for number, pair in states.items():
-        prompts, own = [], []
-        for tensor in pair:
-            heads, _, width = tensor.shape
-            packed = HeadStore(len(index_SP), heads, 0, width, 1, tensor.to(compute_dtype(tensor)))
-            packed.data = tensor[:, index_SP].transpose(0, 1).to(packed.data.dtype)
-            prompts.append(joined([(packed, block.prompt_width)], block.prompt_width, block.prompt_merge(packed)))
-            own.append(HeadStore(len(row_slot), heads, room, width, block.own_merge(packed), packed.data))
-        block.layers[number] = LayerCache(*prompts, *own)
+    for number, (keys, values) in states.items():
+        merges = (block.prompt_merge(*keys.shape[::2]), block.own_merge(*keys.shape[::2]))
+        prompt_keys, own_keys = _begin(block, keys[:, index_SP], room, *merges)
+        prompt_values, own_values = _begin(block, values[:, index_SP], room, 1, 1)
+        block.layers[number] = LayerCache(prompt_keys, prompt_values, own_keys, own_values)
     return block
+
+
+def _begin(
+    block: Block, states_HSPD: Tensor, room: int, prompt_merge: int, own_merge: int
+) -> tuple[HeadStore, HeadStore]:
+    """Stores of the prompts, and of the rows, which are empty."""
+    heads, slots, length, width = states_HSPD.shape
+    plain = HeadStore(slots, heads, 0, width, 1, states_HSPD)
+    plain.data = states_HSPD.transpose(0, 1).to(compute_dtype(states_HSPD))
+    prompts = joined([(plain, length)], length, prompt_merge)
+    return prompts, HeadStore(block.num_rows, heads, room, width, own_merge, plain.data)
 
 
 def joined_blocks(first: Block, second: Block) -> Block:
@@ -251,15 +261,17 @@ def joined_blocks(first: Block, second: Block) -> Block:
         first.device,
     )
     room = new.held + ROOM_TOKENS
+    widths, helds = (first.prompt_width, second.prompt_width), (first.held, second.held)
     for number, a in first.layers.items():
-        b = second.layers[number]
-        prompts = [
-            joined([(x, first.prompt_width), (y, second.prompt_width)], new.prompt_width, new.prompt_merge(x))
-            for x, y in ((a.prompt_keys, b.prompt_keys), (a.prompt_values, b.prompt_values))
-        ]
-        own = [
-            joined([(x, first.held), (y, second.held)], room, new.own_merge(x))
-            for x, y in ((a.own_keys, b.own_keys), (a.own_values, b.own_values))
-        ]
-        new.layers[number] = LayerCache(*prompts, *own)
+        b, shape = second.layers[number], (a.own_keys.heads, a.own_keys.width)
+        keys = zip((a.prompt_keys, b.prompt_keys), widths, strict=True)
+        values = zip((a.prompt_values, b.prompt_values), widths, strict=True)
+        own_keys = zip((a.own_keys, b.own_keys), helds, strict=True)
+        own_values = zip((a.own_values, b.own_values), helds, strict=True)
+        new.layers[number] = LayerCache(
+            joined(list(keys), new.prompt_width, new.prompt_merge(*shape)),
+            joined(list(values), new.prompt_width, 1),
+            joined(list(own_keys), room, new.own_merge(*shape)),
+            joined(list(own_values), room, 1),
+        )
     return new
