@@ -5,9 +5,9 @@ pending one included, has n slots. Block k at slot n - 1 guesses the k-th token 
 reads there is the draft of block k - 1, at earlier slots the row's own. A draft longer than there are blocks goes on
 with the last block, one slot further each time, its own hidden state standing in for the policy's.
 
-Between drafts only the last CATCH_UP hidden states and tokens of a row are kept. The next draft computes the slots that
-its blocks have missed since, all rows side by side, their newest slots aligned; a block that missed more than CATCH_UP
-slots forgets the row's older ones. So a step without drafts costs one small copy, however long drafts stay away.
+Between drafts only the last hidden states and tokens of a row are kept, CATCH_UP of them. The next draft computes the
+slots that its blocks have missed since, all rows side by side, their newest slots aligned; a block that missed more
+forgets the row's older ones. So a step without drafts costs one small copy, however long drafts stay away.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from grpo_engine.model.truncation import IMPOSSIBLE, kept_mask
 from grpo_engine.rollout.choice import inverse_distribution
 from grpo_engine.rollout.drafting import Drafts
 
-CATCH_UP = 32
-"""Slots that one draft computes at most; more would make a rare draft cost as much as it saves."""
+CATCH_UP = 16
+"""Slots that one draft computes at most, unless steady drafting needs more. Further ones would make a rare draft cost
+as much as it saves, and tell little: hidden states know the whole row. (Measured: 12 layers, chains of sums, drafts
+that see 8 slots are accepted 1.2 points less often than those that see the row.)"""
 ROOM_SLOTS = 128
 """By which the caches grow."""
 
@@ -47,13 +49,14 @@ class MTPDrafter:
         self._model = model
         self._embedding: nn.Module = model.get_input_embeddings()  # type: ignore[no-untyped-call]
         self._device = heads.frequency_F.device
-        self._room = CATCH_UP + max_tokens + 1  # a step that is not kept must not overwrite what a draft still reads
+        self._catch_up = max(CATCH_UP, max_tokens + heads.depth)
+        self._room = self._catch_up + max_tokens + 1  # what a step writes and does not keep must spare what is read
         self._num_B = torch.zeros(0, dtype=torch.long, device=self._device)
         """Tokens of each row, the pending one included."""
         self._tokens_BR = torch.zeros(0, self._room, dtype=torch.long, device=self._device)
         self._hidden_BRH = torch.zeros(0, self._room, heads.each()[0].shape.hidden, device=self._device)
         """The last slots of each row, slot i at place i % room."""
-        self._caches = [SlotCache(block, self._device) for block in heads.each()]
+        self._caches = [SlotCache(block, self._catch_up, self._device) for block in heads.each()]
 
     # ------------------------------------------------------------ rows
     def admit(self, prompts: Sequence[Sequence[int]], first_tokens_B: Tensor, hidden_BH: Tensor) -> None:
@@ -129,8 +132,8 @@ class MTPDrafter:
         start_B = torch.stack([cache.start_B for cache in used]).amin(0)
         numbers = torch.stack([missed_B.amax(), start_B.amin(), self._num_B.amin(), self._num_B.amax()]).tolist()
         missed, start, shortest, longest = map(int, numbers)
-        width = min(max(1, missed), CATCH_UP)
-        if missed > CATCH_UP:
+        width = min(max(1, missed), self._catch_up)
+        if missed > width:
             for cache in used:
                 first_B = self._num_B - width
                 cache.start_B = torch.where(cache.true_B < first_B, first_B, cache.start_B)
@@ -167,7 +170,7 @@ class Window:
 
     slot_BQ: Tensor
     left: int
-    """First of the slots that any row may look at; -CATCH_UP at least."""
+    """First of the slots that any row may look at; below 0 where a row has fewer slots than are computed."""
     seen_S: Tensor
     """Those slots."""
     causal_BQS: Tensor
@@ -176,11 +179,12 @@ class Window:
 
 
 class SlotCache:
-    """Keys and values of one block for every row, by slot. Slots from -CATCH_UP on have a place, so that rows with
+    """Keys and values of one block for every row, by slot. Slots from -num_before on have a place, so that rows with
     fewer slots than are computed need no case of their own."""
 
-    def __init__(self, block: MTPBlock, device: torch.device) -> None:
+    def __init__(self, block: MTPBlock, num_before: int, device: torch.device) -> None:
         self.block = block
+        self._num_before = num_before
         self.true_B = torch.zeros(0, dtype=torch.long, device=device)
         """Slots [start, true) of a row are computed from its own tokens."""
         self.start_B = self.true_B
@@ -198,7 +202,7 @@ class SlotCache:
 
     def reserve(self, num_slots: int) -> None:
         """Make room for slots below `num_slots`."""
-        lacking = num_slots + CATCH_UP - self._keys_BSND.shape[1]
+        lacking = num_slots + self._num_before - self._keys_BSND.shape[1]
         if lacking > 0:
             room = (0, 0, 0, 0, 0, lacking + ROOM_SLOTS)
             # Zeros: what was never written is masked, and NaN times 0 would be NaN.
@@ -211,13 +215,14 @@ class SlotCache:
         stream_BQH, q, k, v = self.block.before_attention(hidden_BQH, embedded_BQE, window.rotation)
         if k.dtype != self._keys_BSND.dtype:  # narrower under autocast
             self._keys_BSND, self._values_BSND = self._keys_BSND.to(k.dtype), self._values_BSND.to(k.dtype)
-        place_BQ = window.slot_BQ + CATCH_UP
+        place_BQ = window.slot_BQ + self._num_before
         self._keys_BSND[window.row_B1, place_BQ] = k
         self._values_BSND[window.row_B1, place_BQ] = v
         # A slot before the row's first sees itself: a softmax over nothing would be NaN.
         first_BQ = torch.minimum(self.start_B[:, None], window.slot_BQ)
         mask_BQS = window.causal_BQS & (window.seen_S >= first_BQ[..., None])
-        seen = slice(window.left + CATCH_UP, window.left + CATCH_UP + len(window.seen_S))
+        first = window.left + self._num_before
+        seen = slice(first, first + len(window.seen_S))
         keys, values = (kept[:, seen].transpose(1, 2) for kept in (self._keys_BSND, self._values_BSND))
         attended = functional.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=mask_BQS[:, None], enable_gqa=q.shape[2] != k.shape[2]
