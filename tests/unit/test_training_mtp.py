@@ -40,6 +40,7 @@ from tests.unit.training_fixtures import (
 )
 
 SEED = 11
+MTP_FILES = {"mtp/mtp.safetensors", "mtp/optimizer.safetensors"}
 
 
 def with_heads(
@@ -85,7 +86,7 @@ def test_policy_and_stats_keep_their_bits_beside_heads(options: dict[str, Any]) 
     assert_equal_bits(weights(one), weights(other))
 
 
-def test_the_base_and_the_adapter_keep_their_bits_beside_heads() -> None:
+def test_the_base_and_the_adapter_keep_their_bits_beside_heads(tmp_path: Path) -> None:
     models = [tiny_llama(dtype=torch.float32) for _ in range(2)]
     for model in models:
         add_adapter(Policy(model, TOKENIZER, frozenset({2}), 64, model.device), LoraAdapter(rank=2), seed=0)
@@ -96,6 +97,7 @@ def test_the_base_and_the_adapter_keep_their_bits_beside_heads() -> None:
         update(beside, ragged_rows(seed=seed))
     assert_equal_bits(weights(models[0]), weights(models[1]))
     assert not torch.equal(before["blocks.0.qkv.weight"], heads_of(beside)["blocks.0.qkv.weight"])
+    assert set(files_of(beside, tmp_path / "b")) - set(files_of(plain, tmp_path / "p")) == MTP_FILES
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -241,7 +243,7 @@ def test_saving_and_continuing_equals_training_through_bit_for_bit(tmp_path: Pat
     for seed in range(3, 5):
         update(second, ragged_rows(seed=seed))
     expected, found = files_of(through, tmp_path / "a"), files_of(second, tmp_path / "b")
-    assert {"mtp/mtp.safetensors", "mtp/optimizer.safetensors"} < expected.keys()
+    assert expected.keys() > MTP_FILES
     assert [name for name in expected if expected[name] != found[name]] == []
 
 
