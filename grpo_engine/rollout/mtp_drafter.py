@@ -7,7 +7,8 @@ with the last block, one slot further each time, its own hidden state standing i
 
 Between drafts only the last hidden states and tokens of a row are kept, CATCH_UP of them. The next draft computes the
 slots that its blocks have missed since, all rows side by side, their newest slots aligned; a block that missed more
-forgets the row's older ones. So a step without drafts costs one small copy, however long drafts stay away.
+forgets the row's older ones. So a step without drafts costs one small copy, however long drafts stay away. Blocks
+attend over the last WINDOW slots, and their caches hold no more.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ CATCH_UP = 16
 """Slots that one draft computes at most, unless steady drafting needs more. Further ones would make a rare draft cost
 as much as it saves, and tell little: hidden states know the whole row. (Measured: 12 layers, chains of sums, drafts
 that see 8 slots are accepted 1.2 points less often than those that see the row.)"""
-ROOM_SLOTS = 128
-"""By which the caches grow."""
+WINDOW = 128
+"""Slots that a block attends over. Training knows no such limit; the note above tells how little lies beyond."""
 
 
 class MTPDrafter:
@@ -56,7 +57,8 @@ class MTPDrafter:
         self._tokens_BR = torch.zeros(0, self._room, dtype=torch.long, device=self._device)
         self._hidden_BRH = torch.zeros(0, self._room, heads.each()[0].shape.hidden, device=self._device)
         """The last slots of each row, slot i at place i % room."""
-        self._caches = [SlotCache(block, self._catch_up, self._device) for block in heads.each()]
+        self._num_places = WINDOW + self._catch_up + max_tokens
+        self._caches = [SlotCache(block, self._num_places, self._device) for block in heads.each()]
 
     # ------------------------------------------------------------ rows
     def admit(self, prompts: Sequence[Sequence[int]], first_tokens_B: Tensor, hidden_BH: Tensor) -> None:
@@ -99,18 +101,16 @@ class MTPDrafter:
         """`num_tokens` > 0 drafts a row, sampled as the policy samples (temperature, truncation) with `uniforms_BK`
         (float64 in [0, 1)), or the likeliest where it is None. Waits for the device once."""
         used = self._caches[:num_tokens]
-        width, left, right = self._bounds(used, num_tokens)
-        window = self._window(self._num_B[:, None] + self._span(width) - width, left, right)
+        width = self._catch_up_on(used)
+        window = self._window(self._num_B[:, None] + self._span(width) - width)
         tokens_BQ = self._tokens_BR.gather(1, window.slot_BQ % self._room)
         hidden_BQH = self._hidden_BRH[window.row_B1, window.slot_BQ % self._room]
-        for cache in used:
-            cache.reserve(right)
         numbers = [None] * num_tokens if uniforms_BK is None else uniforms_BK.unbind(1)
         tokens, logprobs = [], []
         for index in range(num_tokens):
             cache = self._caches[min(index, len(used) - 1)]
             if index >= len(used):
-                window = self._window(window.slot_BQ[:, -1:] + 1, left, right)
+                window = self._window(window.slot_BQ[:, -1:] + 1)
                 tokens_BQ, hidden_BQH = tokens_BQ[:, -1:], hidden_BQH[:, -1:]
             hidden_BQH = cache.run(hidden_BQH, self._embedding(tokens_BQ), window)
             features_BH = cache.block.features(hidden_BQH[:, -1])
@@ -124,20 +124,15 @@ class MTPDrafter:
         full_B = torch.full_like(self._num_B, num_tokens)
         return Drafts(torch.stack(tokens, dim=1), full_B, torch.stack(all_BKV, dim=1) if all_BKV else None)
 
-    def _bounds(self, used: Sequence[SlotCache], num_tokens: int) -> tuple[int, int, int]:
-        """Slots to compute, and the first and last + 1 that any row's attention may look at; the first may be below 0.
-
-        Blocks that have missed more forget what lies before."""
-        missed_B = self._num_B - torch.stack([cache.true_B for cache in used]).amin(0)
-        start_B = torch.stack([cache.start_B for cache in used]).amin(0)
-        numbers = torch.stack([missed_B.amax(), start_B.amin(), self._num_B.amin(), self._num_B.amax()]).tolist()
-        missed, start, shortest, longest = map(int, numbers)
+    def _catch_up_on(self, used: Sequence[SlotCache]) -> int:
+        """Slots to compute of every row; blocks that have missed more forget what lies before them."""
+        missed = int((self._num_B - torch.stack([cache.true_B for cache in used])).amax())
         width = min(max(1, missed), self._catch_up)
         if missed > width:
             for cache in used:
                 first_B = self._num_B - width
                 cache.start_B = torch.where(cache.true_B < first_B, first_B, cache.start_B)
-        return width, min(start, shortest - width), longest + max(0, num_tokens - len(used))
+        return width
 
     def _draw(
         self, features_BH: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | None
@@ -152,10 +147,14 @@ class MTPDrafter:
         logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
         return inverse_distribution(logprobs_BV, uniforms_B), logprobs_BV
 
-    def _window(self, slot_BQ: Tensor, left: int, right: int) -> Window:
-        seen_S = torch.arange(left, right, device=self._device)
-        rotation = self._heads.rotation(slot_BQ)
-        return Window(slot_BQ, left, seen_S, seen_S <= slot_BQ[..., None], self._row_B1(), rotation)
+    def _window(self, slot_BQ: Tensor) -> Window:
+        newest_B1 = slot_BQ[:, -1:]
+        held_BS = newest_B1 - (newest_B1 - self._span(self._num_places)) % self._num_places
+        ago_BQS = slot_BQ[..., None] - held_BS[:, None]
+        seen_BQS = (ago_BQS >= 0) & (ago_BQS < WINDOW)
+        return Window(
+            slot_BQ, slot_BQ % self._num_places, held_BS, seen_BQS, self._row_B1(), self._heads.rotation(slot_BQ)
+        )
 
     def _span(self, count: int) -> Tensor:
         return torch.arange(count, device=self._device)
@@ -169,25 +168,28 @@ class Window:
     """What a pass over Q consecutive slots of every row needs to know of them, whatever the block."""
 
     slot_BQ: Tensor
-    left: int
-    """First of the slots that any row may look at; below 0 where a row has fewer slots than are computed."""
-    seen_S: Tensor
-    """Those slots."""
-    causal_BQS: Tensor
+    """Below 0 where a row has fewer slots than are computed; nothing reads what comes of those."""
+    place_BQ: Tensor
+    """Where the caches keep them."""
+    held_BS: Tensor
+    """Slot that each of the S places holds, or would if it was computed."""
+    seen_BQS: Tensor
+    """Places that a slot may look at if they belong to the row."""
     row_B1: Tensor
     rotation: tuple[Tensor, Tensor]
 
 
 class SlotCache:
-    """Keys and values of one block for every row, by slot. Slots from -num_before on have a place, so that rows with
-    fewer slots than are computed need no case of their own."""
+    """Keys and values of one block for the newest slots of every row: slot s at place s % num_places. There are so many
+    places that a slot which was drafted and not kept lies on none that a later one still looks at."""
 
-    def __init__(self, block: MTPBlock, num_before: int, device: torch.device) -> None:
+    def __init__(self, block: MTPBlock, num_places: int, device: torch.device) -> None:
         self.block = block
-        self._num_before = num_before
+        self._num_places = num_places
         self.true_B = torch.zeros(0, dtype=torch.long, device=device)
         """Slots [start, true) of a row are computed from its own tokens."""
         self.start_B = self.true_B
+        # No places before the first draft: many runs of many rows never draft.
         shape = (0, 0, block.shape.num_key_value_heads, block.shape.head_size)
         self._keys_BSND = self._values_BSND = torch.zeros(shape, dtype=block.qkv.weight.dtype, device=device)
 
@@ -200,30 +202,18 @@ class SlotCache:
         self._keys_BSND = self._keys_BSND.index_select(0, rows)
         self._values_BSND = self._values_BSND.index_select(0, rows)
 
-    def reserve(self, num_slots: int) -> None:
-        """Make room for slots below `num_slots`."""
-        lacking = num_slots + self._num_before - self._keys_BSND.shape[1]
-        if lacking > 0:
-            room = (0, 0, 0, 0, 0, lacking + ROOM_SLOTS)
-            # Zeros: what was never written is masked, and NaN times 0 would be NaN.
-            self._keys_BSND, self._values_BSND = (
-                functional.pad(tensor, room) for tensor in (self._keys_BSND, self._values_BSND)
-            )
-
     def run(self, hidden_BQH: Tensor, embedded_BQE: Tensor, window: Window) -> Tensor:
         """[B, Q, H] hidden states of the block at the window's slots, whose keys and values are kept."""
         stream_BQH, q, k, v = self.block.before_attention(hidden_BQH, embedded_BQE, window.rotation)
-        if k.dtype != self._keys_BSND.dtype:  # narrower under autocast
-            self._keys_BSND, self._values_BSND = self._keys_BSND.to(k.dtype), self._values_BSND.to(k.dtype)
-        place_BQ = window.slot_BQ + self._num_before
-        self._keys_BSND[window.row_B1, place_BQ] = k
-        self._values_BSND[window.row_B1, place_BQ] = v
-        # A slot before the row's first sees itself: a softmax over nothing would be NaN.
-        first_BQ = torch.minimum(self.start_B[:, None], window.slot_BQ)
-        mask_BQS = window.causal_BQS & (window.seen_S >= first_BQ[..., None])
-        first = window.left + self._num_before
-        seen = slice(first, first + len(window.seen_S))
-        keys, values = (kept[:, seen].transpose(1, 2) for kept in (self._keys_BSND, self._values_BSND))
+        if self._keys_BSND.shape[1] == 0:
+            # Zeros: what was never written is masked, and NaN times 0 would be NaN.
+            self._keys_BSND, self._values_BSND = k.new_zeros(2, len(k), self._num_places, *k.shape[2:]).unbind()
+        self._keys_BSND[window.row_B1, window.place_BQ] = k
+        self._values_BSND[window.row_B1, window.place_BQ] = v
+        start_B11 = self.start_B[:, None, None]
+        # A slot before the row's first sees everything: a softmax over nothing would be NaN.
+        mask_BQS = window.seen_BQS & (window.held_BS[:, None] >= start_B11) | (window.slot_BQ[..., None] < start_B11)
+        keys, values = (kept.transpose(1, 2) for kept in (self._keys_BSND, self._values_BSND))
         attended = functional.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=mask_BQS[:, None], enable_gqa=q.shape[2] != k.shape[2]
         )

@@ -12,7 +12,7 @@ from grpo_engine.config_rollout import MTPDrafts
 from grpo_engine.errors import InvalidConfig
 from grpo_engine.model.mtp import CompletionSlots, MTPHeads, embedded, head_logits
 from grpo_engine.rollout.drafting import Drafter, Drafts
-from grpo_engine.rollout.mtp_drafter import CATCH_UP, MTPDrafter
+from grpo_engine.rollout.mtp_drafter import CATCH_UP, WINDOW, MTPDrafter
 from grpo_engine.rollout.speculation import make_speculator
 from grpo_engine.rollout.torch_sampler import TorchSampler
 from grpo_engine.types import SampleRequest
@@ -150,6 +150,16 @@ def test_a_long_absence_costs_the_older_slots_and_nothing_else() -> None:
     scene.check(scene.propose(2), CATCH_UP, CATCH_UP)
     scene.confirm(3, 1)
     scene.check(scene.propose(2), CATCH_UP + 3, CATCH_UP + 1)
+
+
+def test_a_block_sees_the_last_slots_of_a_long_row_and_keeps_no_more() -> None:
+    scene = Scene(1)
+    scene.admit(2)
+    for step in range(3 * WINDOW // 5):
+        scene.confirm(6, 1 + step % 3)
+        drafts = scene.propose(1 + step % 5)
+    scene.check(drafts, WINDOW, WINDOW)
+    assert len(scene.rows[0].tokens) > 3 * WINDOW > len(scene.rows[1].tokens) > WINDOW
 
 
 def test_a_new_row_beside_one_that_was_long_away_is_as_if_alone() -> None:
