@@ -104,7 +104,7 @@ class TorchSampler:
             self._model.train(was_training)
         sampled = decoding.record.finish()
         self._metrics.add(decoding)
-        if self._lengths is not None:
+        if self._lengths is not None and sampling.temperature > 0:
             prompts = [request.prompt_ids for request in requests]
             self._lengths.learn(prompts, [len(each.token_ids) for each in sampled])
         return self._completions(sampled, decoding.stopped_N.tolist())

@@ -126,6 +126,16 @@ def test_many_rows_merge_heads_and_stay_exact() -> None:
         rows.step(1)
 
 
+def test_a_prompt_is_held_once_however_many_rows_continue_it() -> None:
+    rows = Checked("llama", SharedRows)
+    rows.admit([[5, 6, 7], [8, 9]], [20, 12])
+    (block,) = rows.rows._blocks  # type: ignore[attr-defined]
+    assert block.layers[0].prompt_keys.data.numel() == 2 * 3 * 32
+    rows.select([3, 4])
+    (block,) = rows.rows._blocks  # type: ignore[attr-defined]
+    assert block.layers[0].prompt_values.data.numel() == 3 * 32
+
+
 def test_rows_must_stay_in_order() -> None:
     rows = Checked("llama", SharedRows)
     rows.admit([[5, 6]], [3])

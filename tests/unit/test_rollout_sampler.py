@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import DataError, NonFinite
+from grpo_engine.model.logprobs import LogprobForward
+from grpo_engine.model.packing import collate
 from grpo_engine.rollout.torch_sampler import TorchSampler
-from grpo_engine.types import Completion, SampleRequest
+from grpo_engine.types import Completion, SampleRequest, TrainRow
 from tests.unit.tiny_models import TOKENIZER, tiny_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "gpt2", "untied", "gemma2", "bloom", "wide")
@@ -84,6 +86,20 @@ def test_truncated_log_probabilities_are_renormalised_over_the_kept_ids(filters:
 
 def test_without_truncation_there_are_no_kept_ids() -> None:
     assert sampler().sample(requests(["1"]), settings())[0].kept_ids is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ratio_of_an_untouched_policy_is_one(family: str) -> None:
+    """Against what the learner computes, for the sampling of R1."""
+    asked = requests(PROMPTS, 4)
+    completions = sampler(family).sample(asked, settings(temperature=0.7, top_k=4))
+    forward = LogprobForward(MODELS[family])
+    rows = [TrainRow(r.prompt_ids, c.token_ids, kept_ids=c.kept_ids) for r, c in zip(asked, completions, strict=True)]
+    batch = collate(rows, device=torch.device("cpu"), packed=forward.packed)
+    with torch.no_grad():
+        policy = forward(batch, 0.7).policy
+    sampled = torch.tensor([logprob for c in completions for logprob in c.logprobs])
+    assert ((policy - sampled).exp() - 1).abs().max() < 1e-3
 
 
 # ---------------------------------------------------------------- tokens
