@@ -6,6 +6,7 @@
     optimizer    8 N, or 8 A: AdamW's two moments in float32
     reference    4 N, when an RL stage measures or weighs KL; nothing with LoRA, whose reference is the base itself
     critic       16 N for PPO's copied value model (weights, gradients, two moments), 16 (h + 1) for a shared one
+    mtp          16 D (2 h^2 + 2 h d (a + k) + 3 h i + 5 h): weights, gradients and two moments of D prediction heads
     activations  U L (14 h + 4 i) b: what a Llama block keeps for its backward pass, U tokens of a micro-batch; twice
                  with a copied critic. Recomputed (memory.gradient_checkpointing) parts are kept for one layer only,
                  beside each layer's input: attention counts 8 h of it, feed-forward 6 h + 4 i
@@ -15,11 +16,11 @@
                  each server that a rank starts; its cache takes the place of the kv cache above
     base         600 MB, the libraries
 
-N parameters, A parameters of the adapters, L layers, h width, i width of the feed-forward layer, k key-value heads of
-size d, b bytes of the compute type, T tokens of the longest row. Each is the largest of all stages and of one rank:
-every rank holds whole weights, gradients, optimizer, reference and critic, and takes its share of the rows. Sampling
-and training take turns, so that the larger of kv cache and activations + logits counts. `total_bytes` is the sum of one
-rank times needs.num_ranks.
+N parameters, A parameters of the adapters, L layers, h width, i width of the feed-forward layer, a heads and k
+key-value heads of size d, b bytes of the compute type, T tokens of the longest row. Each is the largest of all stages
+and of one rank: every rank holds whole weights, gradients, optimizer, reference and critic, and takes its share of the
+rows. Sampling and training take turns, so that the larger of kv cache and activations + logits counts. `total_bytes` is
+the sum of one rank times needs.num_ranks.
 """
 
 from __future__ import annotations
@@ -53,13 +54,16 @@ def estimate(config: RunConfig, shape: ModelShape, row_tokens: list[int]) -> dic
         "optimizer_bytes": 8 * trained,
         "reference_bytes": 4 * shape.num_parameters if has_reference and not adapter else 0,
         "critic_bytes": max(_critic(stage, shape) for stage in config.stages),
+        "mtp_bytes": 16 * config.mtp.depth * mtp_parameters(shape),
         "activations_bytes": activations,
         "logits_bytes": LOGITS_BYTES,
         "kv_cache_bytes": kv_cache,
         "vllm_bytes": _vllm(config, shape, number_bytes),
         "base_bytes": BASE_BYTES,
     }
-    uses = {name: size for name, size in uses.items() if size or not name.startswith(("adapter", "critic", "vllm"))}
+    uses = {
+        name: size for name, size in uses.items() if size or not name.startswith(("adapter", "critic", "mtp", "vllm"))
+    }
     rank = sum(uses.values()) - min(kv_cache, activations + LOGITS_BYTES)
     several = {"num_ranks": ranks, "rank_bytes": rank} if ranks > 1 else {}
     available = int(psutil.virtual_memory().available)
@@ -79,6 +83,12 @@ def adapter_parameters(config: AdapterConfig, shape: ModelShape) -> int:
     }  # fmt: skip
     names = config.target_modules or list(widths)
     return config.rank * shape.num_layers * sum(widths.get(name, 2 * h) for name in names)
+
+
+def mtp_parameters(shape: ModelShape) -> int:
+    """Of one block of `model.mtp`."""
+    h, attention = shape.hidden_size, shape.head_size * (shape.num_heads + shape.num_kv_heads)
+    return 2 * h * h + 2 * h * attention + 3 * h * shape.intermediate_size + 5 * h
 
 
 def _value(stage: SFTStage | RLStage) -> ValueConfig | None:

@@ -22,6 +22,9 @@ def check_rollout(config: RunConfig, shape: ModelShape | None, report: Report) -
     rollout = config.rollout
     if isinstance(rollout, TorchRollout) or not any(isinstance(stage, RLStage) for stage in config.stages):
         return
+    if config.mtp.depth:
+        message = f"the heads are trained, but {rollout.backend} does not draft with them"
+        report.warn("mtp.depth", config.mtp.depth, message, "set it to 0, or use backend torch with drafts mtp")
     _check_installed(rollout, report)
     if isinstance(rollout, VLLMServerRollout):
         _check_addresses(rollout, report)

@@ -50,6 +50,7 @@ def test_servers_that_run_already_need_no_vllm_here(without_vllm: None) -> None:
     [
         (SERVERS, {"deterministic": True}, "rollout.backend"),
         ({"backend": "vllm", "sleep": True}, {}, "rollout.sleep"),
+        (SERVERS, {"mtp": {"depth": 1}}, "mtp.depth"),
     ],
 )
 def test_what_will_not_work_as_meant_is_warned_of(rollout: dict[str, Any], changes: Any, field: str) -> None:
