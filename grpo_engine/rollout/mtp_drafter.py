@@ -101,8 +101,9 @@ class MTPDrafter:
         """`num_tokens` > 0 drafts a row, sampled as the policy samples (temperature, truncation) with `uniforms_BK`
         (float64 in [0, 1)), or the likeliest where it is None. Waits for the device once."""
         used = self._caches[:num_tokens]
-        width = self._catch_up_on(used)
-        window = self._window(self._num_B[:, None] + self._span(width) - width)
+        width, longest = self._catch_up_on(used)
+        num_seen = min(longest + num_tokens, self._num_places)
+        window = self._window(self._num_B[:, None] + self._span(width) - width, num_seen)
         tokens_BQ = self._tokens_BR.gather(1, window.slot_BQ % self._room)
         hidden_BQH = self._hidden_BRH[window.row_B1, window.slot_BQ % self._room]
         numbers = [None] * num_tokens if uniforms_BK is None else uniforms_BK.unbind(1)
@@ -110,7 +111,7 @@ class MTPDrafter:
         for index in range(num_tokens):
             cache = self._caches[min(index, len(used) - 1)]
             if index >= len(used):
-                window = self._window(window.slot_BQ[:, -1:] + 1)
+                window = self._window(window.slot_BQ[:, -1:] + 1, num_seen)
                 tokens_BQ, hidden_BQH = tokens_BQ[:, -1:], hidden_BQH[:, -1:]
             hidden_BQH = cache.run(hidden_BQH, self._embedding(tokens_BQ), window)
             features_BH = cache.block.features(hidden_BQH[:, -1])
@@ -124,15 +125,17 @@ class MTPDrafter:
         full_B = torch.full_like(self._num_B, num_tokens)
         return Drafts(torch.stack(tokens, dim=1), full_B, torch.stack(all_BKV, dim=1) if all_BKV else None)
 
-    def _catch_up_on(self, used: Sequence[SlotCache]) -> int:
-        """Slots to compute of every row; blocks that have missed more forget what lies before them."""
-        missed = int((self._num_B - torch.stack([cache.true_B for cache in used])).amax())
+    def _catch_up_on(self, used: Sequence[SlotCache]) -> tuple[int, int]:
+        """Slots to compute of every row, and slots of the longest; blocks that have missed more forget what lies before
+        them."""
+        missed_DB = self._num_B - torch.stack([cache.true_B for cache in used])
+        missed, longest = map(int, torch.stack([missed_DB.amax(), self._num_B.amax()]).tolist())
         width = min(max(1, missed), self._catch_up)
         if missed > width:
             for cache in used:
                 first_B = self._num_B - width
                 cache.start_B = torch.where(cache.true_B < first_B, first_B, cache.start_B)
-        return width
+        return width, longest
 
     def _draw(
         self, features_BH: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | None
@@ -147,9 +150,9 @@ class MTPDrafter:
         logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
         return inverse_distribution(logprobs_BV, uniforms_B), logprobs_BV
 
-    def _window(self, slot_BQ: Tensor) -> Window:
+    def _window(self, slot_BQ: Tensor, num_seen: int) -> Window:
         newest_B1 = slot_BQ[:, -1:]
-        held_BS = newest_B1 - (newest_B1 - self._span(self._num_places)) % self._num_places
+        held_BS = newest_B1 - (newest_B1 - self._span(num_seen)) % self._num_places
         ago_BQS = slot_BQ[..., None] - held_BS[:, None]
         seen_BQS = (ago_BQS >= 0) & (ago_BQS < WINDOW)
         return Window(
@@ -172,7 +175,7 @@ class Window:
     place_BQ: Tensor
     """Where the caches keep them."""
     held_BS: Tensor
-    """Slot that each of the S places holds, or would if it was computed."""
+    """Slot that each of the first S places holds, or would if it was computed; no row has used the others."""
     seen_BQS: Tensor
     """Places that a slot may look at if they belong to the row."""
     row_B1: Tensor
@@ -213,7 +216,8 @@ class SlotCache:
         start_B11 = self.start_B[:, None, None]
         # A slot before the row's first sees everything: a softmax over nothing would be NaN.
         mask_BQS = window.seen_BQS & (window.held_BS[:, None] >= start_B11) | (window.slot_BQ[..., None] < start_B11)
-        keys, values = (kept.transpose(1, 2) for kept in (self._keys_BSND, self._values_BSND))
+        num_seen = mask_BQS.shape[2]
+        keys, values = (kept[:, :num_seen].transpose(1, 2) for kept in (self._keys_BSND, self._values_BSND))
         attended = functional.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=mask_BQS[:, None], enable_gqa=q.shape[2] != k.shape[2]
         )
