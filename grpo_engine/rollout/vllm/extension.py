@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -98,9 +99,10 @@ def _absent(model: nn.Module, tied: Sequence[nn.Module]) -> list[str]:
     absent = []
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
-        if not info.can_load() or not info.load_numel_total or layer in tied:
-            continue
-        if info.load_numel < (1 if isinstance(layer, VocabParallelEmbedding) else info.load_numel_total):
+        if not info.can_load() or layer in tied or is_deferred_attention_layer(layer):
+            continue  # loaded whole; follows another layer; has no weights but perhaps scales
+        num_elements = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+        if info.load_numel < (min(1, num_elements) if isinstance(layer, VocabParallelEmbedding) else num_elements):
             absent.append(name)
     return absent
 

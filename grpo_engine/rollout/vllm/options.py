@@ -109,7 +109,7 @@ def environment(config: VLLMEngine, *, on_cpu: bool, in_process: bool) -> dict[s
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler that `extension` widens is the first runner's
     }
     if in_process:
