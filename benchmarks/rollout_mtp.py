@@ -3,16 +3,20 @@ itself without. Policy and heads are trained here, together, by the engine's own
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from benchmarks import counting_text
 from benchmarks.engine_runs import Fields, cold_start
 from benchmarks.peers import bench_home
+from benchmarks.processes import Side
 from benchmarks.results import Row, Spread
 from benchmarks.rollout_setup import Setup, metric_names, ours, rate_row, rates, told_metrics
 from benchmarks.standing import Job, take_turns
@@ -28,7 +32,7 @@ SAMPLING: Job = {"temperature": 1.0, "top_k": 0}
 # ---------------------------------------------------------------- the policy
 def policy_checkpoint(setup: Setup) -> Path:
     """The trained policy: a checkpoint whose `trainer/mtp/` holds the heads. Made once for each recipe."""
-    rows = bench_home() / "models" / "counting-rows.jsonl"
+    rows = bench_home() / "models" / f"counting-{made_from()}.jsonl"
     if not rows.exists():
         counting_text.write_rows(rows, 4096)
     return cold_start(0, config=recipe(untrained(), rows, setup), threads=2)
@@ -55,7 +59,7 @@ def recipe(model: Path, rows: Path, setup: Setup) -> Fields:
 
 def untrained() -> Path:
     """A Llama of 12 layers with the text's tokenizer, freshly initialised."""
-    folder = bench_home() / "models" / f"counting-h{WIDTH}x{LAYERS}"
+    folder = bench_home() / "models" / f"counting-h{WIDTH}x{LAYERS}-{made_from()}"
     if not (folder / "config.json").exists():
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -76,6 +80,12 @@ def untrained() -> Path:
     return folder
 
 
+def made_from() -> str:
+    """Changes with the text or the untrained model, so that what was made of others is not taken for theirs."""
+    sources = [inspect.getsource(part) for part in (counting_text, untrained, initialise)]
+    return hashlib.sha256("".join(sources).encode()).hexdigest()[:8]
+
+
 @torch.no_grad()
 def initialise(model: Any, ids: Mapping[int, int]) -> None:
     """Weights from which counting is learned in minutes: a number's embedding is the sum of its digits' vectors, so
@@ -90,26 +100,33 @@ def initialise(model: Any, ids: Mapping[int, int]) -> None:
             matrix.mul_((2 * len(model.model.layers)) ** -0.5)
 
 
-def _job(setup: Setup, **fields: Any) -> Job:
-    checkpoint = policy_checkpoint(setup)
-    return {
-        "model": str(checkpoint), "mtp": {"depth": DEPTH}, "device": setup.device, **SAMPLING, **fields,
-    }  # fmt: skip
+# ---------------------------------------------------------------- sides
+def _job(checkpoint: Path, setup: Setup, **fields: Any) -> Job:
+    return {"model": str(checkpoint), "mtp": {"depth": DEPTH}, "device": setup.device, **SAMPLING, **fields}
 
 
-def _encoded(starts: list[int]) -> list[list[int]]:
-    tokenizer = counting_text.tokenizer()
+def _with_and_without(job: Job) -> list[Side]:
+    drafted = {**job, "rollout": {"backend": "torch", "drafts": {"kind": "mtp"}}}
+    return [ours(drafted, "with drafts"), ours({**job, "rollout": {"backend": "torch"}}, "without")]
+
+
+def _tokenizer(checkpoint: Path) -> Tokenizer:
+    found: Tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    return found
+
+
+def _encoded(checkpoint: Path, starts: list[int]) -> list[list[int]]:
+    tokenizer = _tokenizer(checkpoint)
     return [tokenizer.encode(counting_text.prompt(start)).ids for start in starts]
 
 
 # ---------------------------------------------------------------- claims
 def mtp_long(setup: Setup) -> list[Row]:
     """Single samples that end by themselves."""
-    starts = counting_text.long_starts(setup.repetitions + 1)
+    checkpoint = policy_checkpoint(setup)
+    drawn = [[ids] for ids in _encoded(checkpoint, counting_text.long_starts(setup.repetitions + 1))]
     limit = setup.size(CONTEXT - 16, 32)
-    job = _job(
-        setup, prompts=[[ids] for ids in _encoded(starts)], group_size=1, max_new_tokens=limit, ids=True
-    )  # fmt: skip
+    job = _job(checkpoint, setup, prompts=drawn, group_size=1, max_new_tokens=limit, ids=True)
     mine, plain = take_turns(_with_and_without(job), setup.repetitions, warm_up={})
     if not setup.small:
         check_text([*mine, *plain])
@@ -124,17 +141,17 @@ def mtp_long(setup: Setup) -> list[Row]:
             goal=1.8,
             notes=f"{seconds[1]:.1f} s became {seconds[0]:.1f} s a sample; {len(lengths)} single samples, each ended "
             f"by itself after {lengths[0]:,} to {lengths[-1]:,} tokens; repeated token 4-grams {repeated:.1%}; "
-            f"{accepted(mine)}. {_policy_words()}",
+            f"{accepted(mine)}. {_policy_words(checkpoint)}",
         )
     ]  # fmt: skip
 
 
 def mtp_large_batch(setup: Setup) -> list[Row]:
     """128 rows, where drafting may not pay: the controller must notice and cost next to nothing."""
-    job = _job(
-        setup, prompts=[_encoded(counting_text.long_starts(8, seed)) for seed in range(setup.repetitions + 1)],
-        group_size=setup.size(16, 2), max_new_tokens=setup.size(128, 16),
-    )  # fmt: skip
+    checkpoint = policy_checkpoint(setup)
+    drawn = [_encoded(checkpoint, counting_text.long_starts(8, seed)) for seed in range(setup.repetitions + 1)]
+    sizes = {"group_size": setup.size(16, 2), "max_new_tokens": setup.size(128, 16)}
+    job = _job(checkpoint, setup, prompts=drawn, **sizes)
     mine, plain = take_turns(_with_and_without(job), setup.repetitions, warm_up={})
     rows = 8 * job["group_size"]
     return [
@@ -144,14 +161,9 @@ def mtp_large_batch(setup: Setup) -> list[Row]:
             "step costs more",
             goal=0.97,
             notes=f"{rows} rows of {job['max_new_tokens']} new tokens; {accepted(mine)}; "
-            f"{told_metrics(mine, *metric_names(mine, 'rollout/draft_length_share_'))}. {_policy_words()}",
+            f"{told_metrics(mine, *metric_names(mine, 'rollout/draft_length_share_'))}. {_policy_words(checkpoint)}",
         )
     ]  # fmt: skip
-
-
-def _with_and_without(job: Job) -> list[Any]:
-    drafted = {**job, "rollout": {"backend": "torch", "drafts": {"kind": "mtp"}}}
-    return [ours(drafted, "with drafts"), ours({**job, "rollout": {"backend": "torch"}}, "without")]
 
 
 def accepted(answers: list[Job]) -> str:
@@ -160,9 +172,9 @@ def accepted(answers: list[Job]) -> str:
     return told_metrics(answers, *names) or "no drafts"
 
 
-def _policy_words() -> str:
+def _policy_words(checkpoint: Path) -> str:
     return (
-        f"Llama of {LAYERS} layers, h{WIDTH}, byte-level BPE of {counting_text.tokenizer().get_vocab_size():,} "
+        f"Llama of {LAYERS} layers, h{WIDTH}, byte-level BPE of {_tokenizer(checkpoint).get_vocab_size():,} "
         f"entries, {DEPTH} heads; temperature {SAMPLING['temperature']:g}, float32, one thread"
     )
 
