@@ -10,7 +10,7 @@ from grpo_engine.stages.probe import TOLERANCE_NATS
 from tests import seed
 from tests.seed_rollouts import mtp_values, rollout_values
 
-SYNC = {"policy_version": 41, "checksum": "1a2b3c4d5e6f7081"}
+SYNC: dict[str, Any] = {"policy_version": 41, "checksum": "1a2b3c4d5e6f7081"}
 
 
 def card(values: dict[str, float], sync: dict[str, Any] | None = None, **changes: Any) -> RolloutCard:
