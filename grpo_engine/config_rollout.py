@@ -150,6 +150,8 @@ class VLLMServerRollout(VLLMEngine):
     """Servers that run already, such as http://10.0.0.5:8000; empty = each rank starts its own."""
     num_servers: int = Field(1, ge=1, le=64)
     """Servers that a rank starts when no addresses are given."""
+    start_timeout_s: float = Field(900.0, gt=0)
+    """From starting a server to its first answer; large models take minutes."""
     request_timeout_s: float = Field(600.0, gt=0)
     """A request without an answer for this long is sent to another server."""
     max_attempts: int = Field(3, ge=1, le=20)

@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 0:
             self.close_connection = True
             return
-        data = json.dumps(told).encode()
+        data = (told if isinstance(told, str) else json.dumps(told)).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -78,6 +78,8 @@ class StandIn:
         self.bodies: list[dict[str, Any]] = []
         """Of the completions asked for."""
         self.logprob = LOGPROB
+        self.metrics = ""
+        """Prometheus' text."""
         self.open = threading.Event()
         """Completions are answered while it is set."""
         self.open.set()
@@ -91,10 +93,10 @@ class StandIn:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
         """Status and body; status 0 breaks the connection off."""
         path = path.partition("?")[0] if path != "/pause?mode=keep" else path
-        if path not in ("/health", "/weight_info", "/v1/models"):
+        if path not in ("/health", "/weight_info", "/v1/models", "/metrics"):
             self.calls.append(path)
         if not self.alive:
             return 0, {}
@@ -109,6 +111,8 @@ class StandIn:
             self.weights = {name: bytes(tensor["data"]) for name, tensor in deserialize(content)}  # type: ignore[no-untyped-call]
         if path == "/finish_weight_update":
             self.version = body["weight_version"]
+        if path == "/metrics":
+            return 200, self.metrics
         if path == "/weight_info":
             return 200, {"weight_version": self.version}
         return 200, {"data": [{"max_model_len": 64}]} if path == "/v1/models" else {}

@@ -19,16 +19,13 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"vocab_size": 48}')
-    return tmp_path
-
-
-@pytest.fixture
 def stand_in_command(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "tests.vllm_stand_in"]
     monkeypatch.setattr(joining, "serve_command", lambda arguments: command)
     monkeypatch.setattr(options, "require_vllm", lambda: None)
+
+
+BROKEN = "raise ValueError('no memory')"
 
 
 def own_pids() -> list[int]:
@@ -44,22 +41,22 @@ def is_stand_in(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("stand_in_command")
-def test_servers_of_our_own_are_started_started_again_after_a_crash_and_ended(folder: Path) -> None:
-    sampler = make(folder, [], num_servers=2)
+def test_servers_of_our_own_are_started_started_again_after_a_crash_and_ended(tmp_path: Path) -> None:
+    sampler = make(tmp_path, [], num_servers=2)
     sampler.load_weights(WEIGHTS.items(), 1)
     assert len(sampler.sample(REQUESTS, SAMPLING)) == 6
     first = own_pids()
     os.kill(first[0], signal.SIGKILL)
     assert len(sampler.sample(REQUESTS, SAMPLING)) == 6
     wait_until(lambda: sampler.sample(REQUESTS, SAMPLING) and len(sampler.replicas()) == 2, 30, "two servers again")
-    assert (folder / "vllm-1.log").exists()
+    assert (tmp_path / "vllm-1.log").exists()
     sampler.close()
     assert own_pids() == []
 
 
 @pytest.mark.usefixtures("stand_in_command")
-def test_a_server_that_keeps_dying_ends_the_run(folder: Path) -> None:
-    sampler = make(folder, [])
+def test_a_server_that_keeps_dying_ends_the_run(tmp_path: Path) -> None:
+    sampler = make(tmp_path, [])
     sampler.load_weights(WEIGHTS.items(), 1)
     with pytest.raises(RolloutUnavailable, match=r"ended with status -9; its log is .*vllm-0\.log"):  # noqa: PT012
         for _ in range(MAX_STARTS):
@@ -68,11 +65,11 @@ def test_a_server_that_keeps_dying_ends_the_run(folder: Path) -> None:
     sampler.close()
 
 
-def test_a_server_that_cannot_start_is_named_with_its_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "serve_command", lambda arguments: [sys.executable, "-c", "raise SystemExit(3)"])
+def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "serve_command", lambda arguments: [sys.executable, "-c", BROKEN])
     monkeypatch.setattr(options, "require_vllm", lambda: None)
-    with pytest.raises(RolloutUnavailable, match=r"ended with status 3; its log is .*vllm-0\.log"):
-        make(folder, [])
+    with pytest.raises(RolloutUnavailable, match=r"status 1 \(ValueError: no memory\); its log is .*vllm-0\.log"):
+        make(tmp_path, [])
 
 
 ENGINE = """
@@ -86,9 +83,9 @@ sys.stdin.read()
 """
 
 
-def test_servers_die_with_an_engine_that_is_killed(folder: Path) -> None:
+def test_servers_die_with_an_engine_that_is_killed(tmp_path: Path) -> None:
     engine = subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ENGINE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with engine:
         assert engine.stdout is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,15 @@ from tests.waiting import wait_until
 TRUNCATED = SamplingConfig(max_new_tokens=4, temperature=0.7, top_k=2)
 
 
+METRICS = """# TYPE vllm:prefix_cache_queries counter
+vllm:prefix_cache_queries_total{engine="0"} 128.0
+vllm:prefix_cache_hits_total{engine="0"} 96.0
+vllm:spec_decode_num_drafts_total{engine="0"} 10.0
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 20.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 8.0
+"""
+
+
 @pytest.fixture
 def servers() -> Iterator[list[StandIn]]:
     made = [StandIn(), StandIn()]
@@ -32,14 +40,8 @@ def servers() -> Iterator[list[StandIn]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 48}))
-    return tmp_path
-
-
-@pytest.fixture
-def sampler(folder: Path, servers: list[StandIn]) -> Iterator[VLLMServerSampler]:
-    made = make(folder, servers)
+def sampler(tmp_path: Path, servers: list[StandIn]) -> Iterator[VLLMServerSampler]:
+    made = make(tmp_path, servers)
     made.load_weights(WEIGHTS.items(), 3)
     yield made
     made.close()
@@ -56,10 +58,10 @@ def test_token_ids_go_in_and_come_out(sampler: VLLMServerSampler, servers: list[
     assert {(completion.finish_reason, completion.policy_version) for completion in completions} == {("length", 3)}
 
 
-def test_a_request_has_the_same_tokens_whichever_server_it_meets(folder: Path, servers: list[StandIn]) -> None:
+def test_a_request_has_the_same_tokens_whichever_server_it_meets(tmp_path: Path, servers: list[StandIn]) -> None:
     found = []
     for chosen in ([servers[0]], servers):
-        sampler = make(folder, chosen)
+        sampler = make(tmp_path, chosen)
         sampler.load_weights(WEIGHTS.items(), 0)
         found.append([completion.token_ids for completion in sampler.sample(REQUESTS, SAMPLING)])
         sampler.close()
@@ -129,10 +131,10 @@ def test_an_update_pauses_loads_forgets_the_cache_and_goes_on(
     assert servers[0].calls[len(UPDATE) :] == [path for path in UPDATE if "init" not in path]
 
 
-def test_weights_go_through_a_folder_where_one_is_given(folder: Path, servers: list[StandIn], tmp_path: Path) -> None:
+def test_weights_go_through_a_folder_where_one_is_given(tmp_path: Path, servers: list[StandIn]) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    sampler = make(folder, servers, weights_folder=str(shared))
+    sampler = make(tmp_path, servers, weights_folder=str(shared))
     sampler.load_weights(WEIGHTS.items(), 1)
     sampler.load_weights(WEIGHTS.items(), 2)
     assert len(list(shared.iterdir())) == 1
@@ -141,8 +143,8 @@ def test_weights_go_through_a_folder_where_one_is_given(folder: Path, servers: l
     assert servers[1].weights.keys() == WEIGHTS.keys()
 
 
-def test_nothing_is_sampled_before_the_first_weights(folder: Path, servers: list[StandIn]) -> None:
-    sampler = make(folder, servers)
+def test_nothing_is_sampled_before_the_first_weights(tmp_path: Path, servers: list[StandIn]) -> None:
+    sampler = make(tmp_path, servers)
     with pytest.raises(RuntimeError, match="load_weights comes before sample"):
         sampler.sample(REQUESTS, SAMPLING)
     sampler.close()
@@ -159,6 +161,15 @@ def test_completions_salt_the_cache_with_the_weights_they_are_of(
         salts.append(servers[0].bodies[-1]["cache_salt"])
     assert salts[0] != salts[1]
     assert servers[0].version == salts[1]
+
+
+def test_what_servers_count_is_summed_and_told_once(sampler: VLLMServerSampler, servers: list[StandIn]) -> None:
+    for server in servers:
+        server.metrics = METRICS
+    metrics = sampler.take_metrics()
+    assert metrics["rollout/cached_prompt_share"] == 0.75
+    assert metrics["rollout/accepted_share"] == 0.4
+    assert "rollout/cached_prompt_share" not in sampler.take_metrics()
 
 
 # ---------------------------------------------------------------- failures
@@ -192,15 +203,15 @@ def test_weights_that_no_server_takes_end_the_run_at_once(sampler: VLLMServerSam
     assert calls[calls.index("/update_weights") + 1] == "/resume"
 
 
-def test_a_server_without_weight_updates_is_told_how_to_start(folder: Path, servers: list[StandIn]) -> None:
+def test_a_server_without_weight_updates_is_told_how_to_start(tmp_path: Path, servers: list[StandIn]) -> None:
     servers[0].refuses["/weight_info"] = (404, {"detail": "Not Found"})
     with pytest.raises(RolloutUnavailable, match=r"takes no weight updates .*VLLM_SERVER_DEV_MODE=1"):
-        make(folder, servers)
+        make(tmp_path, servers)
 
 
-def test_a_server_on_another_host_needs_a_folder_for_weights(folder: Path) -> None:
+def test_a_server_on_another_host_needs_a_folder_for_weights(tmp_path: Path) -> None:
     with pytest.raises(RolloutUnavailable, match=r"http://10\.0\.0\.5:8000 is on another host; set rollout\.weights_"):
-        make(folder, [], addresses=["http://10.0.0.5:8000"])
+        make(tmp_path, [], addresses=["http://10.0.0.5:8000"])
 
 
 def test_sampling_is_aborted_from_another_thread(sampler: VLLMServerSampler, servers: list[StandIn]) -> None:

@@ -21,6 +21,7 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -28,7 +29,7 @@ class BackgroundLoop:
         """What the coroutine returns or raises. The calling thread calls `meanwhile` at once and now and then.
 
         Ends the coroutine when it is interrupted itself (KeyboardInterrupt)."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
         try:
             meanwhile()
             while not concurrent.futures.wait([future], LOOK_S).done:
@@ -40,7 +41,7 @@ class BackgroundLoop:
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run it beside what is called, until the loop is closed."""
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(_log_failure)
+        asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop).add_done_callback(_log_failure)
 
     def post(self, function: Callable[[], None]) -> None:
         """Have it called on the loop, soon."""
@@ -50,20 +51,29 @@ class BackgroundLoop:
         """End everything that runs on it, then run `last` and nothing more. Nothing happens when called again."""
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
         asyncio.run_coroutine_threadsafe(last(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
+    async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._tasks.discard(task)
+
+    async def _cancel(self) -> None:
+        """Ours alone: libraries end the tasks that they started themselves, and in their own way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 def _log_failure(future: concurrent.futures.Future[None]) -> None:
     if not future.cancelled() and (error := future.exception()) is not None:
         log.error("what minds the vLLM servers has failed", exc_info=error)
-
-
-async def _cancel_others() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from grpo_engine.errors import NonFinite
+from grpo_engine.rollout.vllm.counters import Counters, read_counters
 from grpo_engine.rollout.vllm.outputs import Sampled, read_truncated, read_untruncated
 
 CONNECT_TIMEOUT_S = 5.0
@@ -87,6 +88,10 @@ class ServerClient:
         answer = await self._ask("GET", "/v1/models", HEALTH_TIMEOUT_S)
         length: int | None = self._read(answer, lambda told: told["data"][0].get("max_model_len"))
         return length
+
+    async def counters(self) -> Counters:
+        answer = await self._ask("GET", "/metrics", HEALTH_TIMEOUT_S)
+        return read_counters(answer.text)
 
     # ------------------------------------------------------------ weights
     async def load(self, path: str, version: str) -> None:

@@ -138,6 +138,7 @@ class Dispatcher:
         finally:
             answer.cancel()
             gone.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
         if sampled.finish == ABORTED and not self._aborting:
             raise ServerLost("somebody else aborted its completions")
         await self._members.check_version(member)

@@ -7,7 +7,6 @@ first of them gives it the weights.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from grpo_engine.config_rollout import VLLMServerRollout
 from grpo_engine.errors import RolloutUnavailable
 from grpo_engine.rollout.vllm import options
-from grpo_engine.rollout.vllm.client import ServerClient
+from grpo_engine.rollout.vllm.client import UNIX, ServerClient
 from grpo_engine.rollout.vllm.members import Member
 from grpo_engine.rollout.vllm.servers import ServerGroup, serve_command, serve_environment
 
@@ -69,15 +68,9 @@ def share_of(addresses: Sequence[str], *, rank: int, num_ranks: int) -> list[tup
     return [(addresses[rank % len(addresses)], rank < len(addresses))]
 
 
-def vocab_size(folder: Path) -> int:
-    """Of the model in `folder`, rows without a token included."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return int((config.get("text_config") or config)["vocab_size"])
-
-
 def _is_here(address: str) -> bool:
     host = urlsplit(address).hostname or ""
-    if host == "localhost":
+    if host == "localhost" or address.startswith(UNIX):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

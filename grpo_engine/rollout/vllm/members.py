@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from grpo_engine.errors import RolloutUnavailable
 from grpo_engine.rollout.vllm.client import RequestRefused, ServerClient, ServerLost, UpdateFailed
+from grpo_engine.rollout.vllm.counters import Counters, counted
 from grpo_engine.rollout.vllm.servers import ServerProcess
 
 START_PAUSE_S = 0.1
@@ -57,6 +59,8 @@ class Member:
     """Completions outstanding."""
     num_tokens: int = 0
     """The most that they can have."""
+    counters: Counters = field(default_factory=dict)
+    """As they were last looked at."""
     hope_ends_s: float = 0.0
     """On the loop's clock: until then it may come up again."""
 
@@ -173,6 +177,18 @@ class Members:
                 raise ServerLost(f"it holds weights {held}, not {member.weights.version}: it was started again")
 
     # ------------------------------------------------------------ health
+    async def count(self) -> Counters:
+        """What the servers that are ready counted since the last call."""
+        total: Counter[str] = Counter()
+        for member in self.ready:
+            try:
+                now = await member.client.counters()
+            except (ServerLost, RequestRefused):
+                continue  # a server is judged by its answers to requests
+            total.update(counted(now, member.counters))
+            member.counters = now
+        return total
+
     async def watch(self) -> None:
         """Look at every server from time to time, for ever: who went, who is back."""
         while True:

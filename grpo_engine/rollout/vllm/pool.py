@@ -34,16 +34,15 @@ from grpo_engine.launch import LAUNCH_ID
 from grpo_engine.rollout.vllm import options
 from grpo_engine.rollout.vllm.background import BackgroundLoop
 from grpo_engine.rollout.vllm.client import RequestRefused
+from grpo_engine.rollout.vllm.counters import as_metrics
 from grpo_engine.rollout.vllm.dispatch import Dispatcher, Job
-from grpo_engine.rollout.vllm.joining import given_members, own_members, start_group, vocab_size
+from grpo_engine.rollout.vllm.joining import given_members, own_members, start_group
 from grpo_engine.rollout.vllm.members import Member, Members, Weights
 from grpo_engine.rollout.vllm.outputs import Completions
 from grpo_engine.rollout.vllm.servers import ServerGroup
 from grpo_engine.rollout.vllm.weights_file import WeightsFile
 from grpo_engine.types import Completion, SampleRequest
 
-START_TIMEOUT_S = 900.0
-"""From a server's start to its first answer: a large model is read, its graphs are compiled."""
 LAUNCH = os.environ.get(LAUNCH_ID) or uuid.uuid4().hex
 """The same for all ranks of an engine, unlike that of any other."""
 UPDATES = itertools.count(1)
@@ -79,7 +78,6 @@ class VLLMServerSampler:
         self.policy_version = 0
         self._config = config
         self._dtype = dtype
-        self._vocab_size = vocab_size(folder)
         self._end_token_ids = frozenset(end_token_ids)
         self._completions = Completions(tokenizer, end_token_ids)
         self._context_tokens = options.context_tokens(config, max_context_tokens)
@@ -136,10 +134,12 @@ class VLLMServerSampler:
 
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: servers that may be given work now, completions that went to another server, seconds of
-        the slowest weight update."""
-        num_retried, self._num_retried = self._dispatcher.num_retried - self._num_retried, self._dispatcher.num_retried
+        the slowest weight update, prompt tokens found in the servers' caches, and what they drafted."""
+        before, self._num_retried = self._num_retried, self._dispatcher.num_retried
         update_s, self._update_s = self._update_s, 0.0
-        metrics = {"rollout/servers_ready": float(len(self._members.ready)), "rollout/requests_retried": num_retried}
+        metrics = as_metrics(self._call(self._members.count()))
+        metrics["rollout/servers_ready"] = float(len(self._members.ready))
+        metrics["rollout/requests_retried"] = float(self._num_retried - before)
         return metrics | ({"rollout/server_update_s": update_s} if update_s else {})
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class VLLMServerSampler:
     def _join(self) -> None:
         config = self._config
         self._members = Members(
-            self._all, health_interval_s=config.health_interval_s, start_timeout_s=START_TIMEOUT_S,
+            self._all, health_interval_s=config.health_interval_s, start_timeout_s=config.start_timeout_s,
             patience_s=config.max_attempts * config.health_interval_s,
         )  # fmt: skip
         self._dispatcher = Dispatcher(
@@ -186,11 +186,8 @@ class VLLMServerSampler:
 
     def _job(self, request: SampleRequest, sampling: SamplingConfig) -> Job:
         room = self._room(request)
-        body = options.sampling_options(sampling, self._end_token_ids, room_tokens=room, stream=request.stream)
-        if body["logprobs"] == options.ALL_KEPT:
-            body["logprobs"] = self._vocab_size  # the same, in a form that servers take
-        body["prompt"] = request.prompt_ids
-        return Job(body, request.group, body["max_tokens"])
+        told = options.sampling_options(sampling, self._end_token_ids, room_tokens=room, stream=request.stream)
+        return Job({**told, "prompt": request.prompt_ids}, request.group, told["max_tokens"])
 
     def _room(self, request: SampleRequest) -> int:
         """Tokens that the context leaves for a completion."""

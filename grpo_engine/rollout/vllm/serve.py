@@ -15,28 +15,21 @@ from grpo_engine.control import PARENT_PID, die_with_parent
 def main() -> None:
     """Serve until SIGTERM. Raises SystemExit when the parent has already gone, or for wrong flags."""
     _follow_parent()
-    os.environ[PARENT_PID] = str(os.getpid())  # for the engine process, which imports this module once more
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    from vllm.entrypoints.openai.api_server import cli_env_setup, run_server
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
 
-    cli_env_setup()
-    arguments = make_arg_parser(FlexibleArgumentParser(description=__doc__)).parse_args()
-    validate_parsed_serve_args(arguments)
-    import uvloop
-
-    uvloop.run(run_server(arguments))
+    serve()
 
 
 def _follow_parent() -> None:
-    """Before anything slow is imported."""
+    """Before anything slow is imported. The children of this process will import this module once more."""
     parent = os.environ.get(PARENT_PID)
     if parent is not None:
         die_with_parent(int(parent))
+    os.environ[PARENT_PID] = str(os.getpid())
 
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__":  # vLLM's engine process, whose parent is the API server
+elif __name__ == "__mp_main__":  # a process that vLLM's API server, or its engine, started
     _follow_parent()
