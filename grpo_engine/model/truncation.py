@@ -51,7 +51,7 @@ def by_blocks(values_BV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     whole = vocabulary - vocabulary % BLOCK_IDS
     rest = values_BV[:, whole:] if whole < vocabulary else None
-    return values_BV[:, :whole].unflatten(1, (-1, BLOCK_IDS)), rest
+    return torch.unflatten(values_BV[:, :whole], 1, (-1, BLOCK_IDS)), rest
 
 
 def _kth_largest(logits_BV: Tensor, k: int) -> Tensor:

@@ -110,13 +110,13 @@ class Block:
         cache.own_values.write(value.to(dtype), self._index(cache.own_values))
         num_tokens, heads = query.shape[2], key.shape[1]
         # The queries that meet one key-value head are neighbours: [B, heads, N, width].
-        queries = query.to(dtype).unflatten(1, (heads, -1)).flatten(2, 3)
+        queries = torch.unflatten(query.to(dtype), 1, (heads, -1)).flatten(2, 3)
         with torch.autocast(query.device.type, enabled=False):
             weights = self._weights(cache, queries, scale, window)
             width = self.prompt_width
             own = mixed(weights[:, None, ..., width:], cache.own_values)[:, 0]
             output = own + self._by_row(mixed(self._by_slot(weights[..., :width]), cache.prompt_values))
-        return output.unflatten(2, (-1, num_tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        return torch.unflatten(output, 2, (-1, num_tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _weights(self, cache: LayerCache, queries: Tensor, scale: float, window: int | None) -> Tensor:
         """[B, heads, N, P + T]: attention to the row's prompt and its own tokens."""
@@ -126,7 +126,7 @@ class Block:
         joint = torch.cat([shared, own], -1)
         bias = self._bias(window)
         if bias is not None:
-            joint.unflatten(2, (-1, num_tokens)).add_(bias)
+            torch.unflatten(joint, 2, (-1, num_tokens)).add_(bias)
         return torch.softmax(joint, -1, dtype=torch.float32).to(queries.dtype)
 
     # ---------------------------------------------------------------- what layers share in a step
@@ -180,7 +180,7 @@ class Block:
     def _by_slot(self, tensor_B: Tensor) -> Tensor:
         """[B, …] to [S, R, …]; row 0 stands in where a slot has fewer rows."""
         tensor = tensor_B if self._even else tensor_B.index_select(0, self._row_of_place)
-        return tensor.unflatten(0, (-1, self.repeats))
+        return torch.unflatten(tensor, 0, (-1, self.repeats))
 
     def _by_row(self, tensor_SR: Tensor) -> Tensor:
         """[S, R, …] to [B, …]."""

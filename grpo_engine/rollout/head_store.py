@@ -44,7 +44,7 @@ class HeadStore:
 
     def split(self, num_tokens: int) -> Tensor:
         """View [S, heads / merge, tokens, merge, width]."""
-        return self.data.narrow(2, 0, num_tokens).unflatten(3, (self.merge, self.width))
+        return torch.unflatten(self.data.narrow(2, 0, num_tokens), 3, (self.merge, self.width))
 
     def matrices(self, num_tokens: int) -> Tensor:
         """View [S x heads / merge, tokens, merge x width]."""
@@ -53,7 +53,7 @@ class HeadStore:
     def write(self, tokens_SHQD: Tensor, index: Tensor) -> None:
         """Write Q tokens of every slot to the places `index` (slot, then part, then token) of the flattened store."""
         parts = self.data.shape[1]
-        source = tokens_SHQD.unflatten(1, (parts, self.merge)).transpose(2, 3)
+        source = torch.unflatten(tokens_SHQD, 1, (parts, self.merge)).transpose(2, 3)
         self.data.view(-1, self.merge * self.width)[index] = source.reshape(-1, self.merge * self.width)
 
     def place(self, slot: int, split: Tensor) -> None:
@@ -61,7 +61,7 @@ class HeadStore:
         slots, _, num_tokens, merge, _ = split.shape
         if merge != self.merge:
             heads_first = split.transpose(2, 3).flatten(1, 2)
-            split = heads_first.unflatten(1, (self.data.shape[1], self.merge)).transpose(2, 3)
+            split = torch.unflatten(heads_first, 1, (self.data.shape[1], self.merge)).transpose(2, 3)
         self.split(num_tokens)[slot : slot + slots] = split
 
     def selected(self, slots: Tensor, num_tokens: int, capacity: int, merge: int) -> HeadStore:
@@ -72,7 +72,7 @@ class HeadStore:
             new.data = kept
             return new
         new = HeadStore(len(slots), self.heads, capacity, self.width, merge, self.data)
-        new.place(0, kept.narrow(2, 0, num_tokens).unflatten(3, (self.merge, self.width)))
+        new.place(0, torch.unflatten(kept.narrow(2, 0, num_tokens), 3, (self.merge, self.width)))
         return new
 
 
@@ -96,7 +96,7 @@ def spread(queries_SRHND: Tensor, merge: int) -> Tensor:
         return queries_SRHND.transpose(1, 2).reshape(slots * heads, repeats * num, width)
     blocks = queries_SRHND.new_zeros(slots, heads // merge, merge, repeats, num, merge, width)
     diagonal = blocks.diagonal(dim1=2, dim2=5)  # [S, heads / merge, R, N, width, merge]
-    diagonal.copy_(queries_SRHND.unflatten(2, (heads // merge, merge)).permute(0, 2, 1, 4, 5, 3))
+    diagonal.copy_(torch.unflatten(queries_SRHND, 2, (heads // merge, merge)).permute(0, 2, 1, 4, 5, 3))
     return blocks.view(slots * (heads // merge), merge * repeats * num, merge * width)
 
 

@@ -82,11 +82,13 @@ class Record:
             )
         order = np.lexsort((places, requests))
         ends = np.bincount(requests, minlength=self._num_requests).cumsum()
-        columns = (tokens[order].tolist(), logprobs[0][order].tolist(), logprobs[1][order].tolist())
+        token_ids, sampled, full = (values[order].tolist() for values in (tokens, logprobs[0], logprobs[1]))
         kept = self._kept_lists(order)
         starts = [0, *ends[:-1].tolist()]
         return [
-            Sampled(*(column[start:end] for column in columns), None if kept is None else kept[start:end])
+            Sampled(
+                token_ids[start:end], sampled[start:end], full[start:end], None if kept is None else kept[start:end]
+            )
             for start, end in zip(starts, ends.tolist(), strict=True)
         ]
 

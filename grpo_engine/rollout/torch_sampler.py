@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,7 +144,8 @@ class TorchSampler:
 
     # ------------------------------------------------------------ decoding
     def _decoding(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> Decoding:
-        vocabulary = self._model.get_input_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
+        embeddings: Any = self._model.get_input_embeddings()
+        vocabulary = embeddings.weight.shape[0]
         is_end_V = np.zeros(vocabulary, dtype=np.bool_)
         is_end_V[[token for token in self._end_token_ids if token < vocabulary]] = True
         longest = None if self._lengths is None else self._lengths.straggler_tokens
