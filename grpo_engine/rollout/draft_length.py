@@ -41,8 +41,8 @@ TRUSTED_STEPS = 2
 STALE_STEPS = 4
 """Weight, in steps, of what was measured before a length was left alone."""
 OUTLIER = 4.0
-"""A step so many times slower than the mean is a hiccup of the machine; one so many times faster shows that the mean
-was."""
+"""A step so many times slower than the mean is a hiccup of the machine, unless the next one is as slow; one so many
+times faster shows that the mean was a hiccup."""
 PRIOR_ACCEPTANCE = 0.6
 PRIOR_TRIALS = 4.0
 CHANGE_GAIN = 1.02
@@ -94,18 +94,25 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Seconds:
-    """Mean duration of a step, the latest counting most; single hiccups count little."""
+    """Mean duration of a step, the latest counting most; single hiccups do not count."""
 
     mean: float
     weight: float = 1.0
+    hiccup: bool = False
+    """The last one was far slower and not counted."""
 
     def add(self, seconds: float, *, stale: bool) -> None:
         """`stale`: the last step of this kind was long ago."""
-        if seconds * OUTLIER < self.mean:
+        slower = seconds > OUTLIER * self.mean
+        if slower and not self.hiccup:
+            self.hiccup = True
+            return
+        self.hiccup = False
+        if slower or seconds * OUTLIER < self.mean:
             self.mean, self.weight = seconds, 1.0
             return
         self.weight = min(self.weight, STALE_STEPS if stale else WINDOW_STEPS - 1) + 1
-        self.mean += (min(seconds, OUTLIER * self.mean) - self.mean) / self.weight
+        self.mean += (seconds - self.mean) / self.weight
 
 
 @dataclass(slots=True)

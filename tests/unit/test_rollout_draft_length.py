@@ -124,12 +124,19 @@ def test_a_new_size_begins_with_what_the_nearest_one_learned() -> None:
 
 def test_one_hiccup_does_not_change_the_length() -> None:
     decoding = Decoding(DraftLength(LENGTHS))
-    machine = Machine(token_s=0.001)
-    chosen, _ = decoding.run(machine, 2, 500)
-    length = decoding.controller.choose(2)
-    decoding.controller.observe(2, length, [2] * (length + 1), 1000.0)
-    assert decoding.run(machine, 2, 100)[0][0] < 15
-    assert chosen[0] < 60
+    machine = Machine(shares=(0.95, 0.95, 0.95, 0.1, 0.1))
+    decoding.run(machine, 8, 300)
+    decoding.controller.observe(8, 3, [8, 8, 8, 8], 1000.0)
+    assert decoding.run(machine, 8, 60)[0][3] > 40
+
+
+def test_what_a_drafter_catches_up_with_does_not_make_drafts_look_dear() -> None:
+    """The first draft after plain steps takes 3 s, every other 1.1 s for half a token more."""
+    controller = DraftLength(LENGTHS)
+    for seconds in (1.0, 3.0, 1.1, 1.1):
+        length = controller.choose(8)
+        controller.observe(8, length, [8, 4, 0][: length + 1], seconds)
+    assert controller.choose(8) > 0
 
 
 def test_a_slow_first_step_is_forgotten() -> None:
