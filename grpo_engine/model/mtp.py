@@ -45,7 +45,7 @@ class MTPShape:
     @classmethod
     def of(cls, model: PreTrainedModel) -> MTPShape:
         """Raises ValueError when the model has no output head that reads hidden states."""
-        output, embedding = _module(model.get_output_embeddings()), _module(model.get_input_embeddings())
+        output, embedding = _head(model), _embedding(model)
         if output is None or embedding is None:
             raise ValueError(f"{type(model).__name__} has no output head or token embedding for MTP heads to share")
         config: Any = model.config.get_text_config()
@@ -137,8 +137,8 @@ class MTPBlock(nn.Module):
         stream = self.combine(joined)
         qkv = self.qkv(_normed(self.attention_norm, stream)).unflatten(-1, (-1, self.shape.head_size))
         heads, pairs = self.shape.num_heads, self.shape.num_key_value_heads
-        turned, values = qkv.split((heads + pairs, pairs), dim=-2)
-        queries, keys = _rotated(turned, rotation).split((heads, pairs), dim=-2)
+        turned, values = torch.split(qkv, [heads + pairs, pairs], dim=-2)
+        queries, keys = torch.split(_rotated(turned, rotation), [heads, pairs], dim=-2)
         return stream, queries, keys, values
 
     def after_attention(self, stream: Tensor, attended: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class MTPHeads(nn.Module):
         super().__init__()
         if depth < 1:
             raise ValueError(f"depth {depth} must be at least 1")
-        shape, head = MTPShape.of(model), _module(model.get_output_embeddings())
+        shape, head = MTPShape.of(model), _head(model)
         with torch.random.fork_rng(devices=[]):
             # Drawn on the CPU, so that every rank and device starts from the same weights.
             torch.default_generator.manual_seed(seed)
@@ -208,24 +208,24 @@ class MTPHeads(nn.Module):
 # ---------------------------------------------------------------- what heads share with the policy
 def shared_head(model: PreTrainedModel) -> nn.Linear:
     """The policy's output head without gradient: the very weights, read anew at each call."""
-    output = _module(model.get_output_embeddings())
+    output = _head(model)
     head = nn.Linear(1, 1, bias=False, device="meta")
     head.weight = nn.Parameter(output.weight.detach(), requires_grad=False)
     bias = getattr(output, "bias", None)
-    head.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+    head.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
     return head
 
 
 def head_logits(model: PreTrainedModel, features: Tensor) -> Tensor:
     """features [..., H] to logits [..., V] by the policy's output head."""
-    output = _module(model.get_output_embeddings())
+    output = _head(model)
     return functional.linear(features.to(output.weight.dtype), output.weight, getattr(output, "bias", None))
 
 
 @torch.no_grad()
 def embedded(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Token ids [...] to the policy's embeddings [..., E], without gradient."""
-    vectors: Tensor = _module(model.get_input_embeddings())(tokens)
+    vectors: Tensor = _embedding(model)(tokens)
     return vectors
 
 
@@ -235,7 +235,7 @@ def hidden_sizes(model: PreTrainedModel) -> Tensor:
 
     The output head expects numbers of this size; heads that began at another would spend their first thousand steps on
     growing there."""
-    weight, base = _module(model.get_output_embeddings()).weight, model.base_model
+    weight, base = _head(model).weight, model.base_model
     if base is model:
         return torch.ones(weight.shape[1])
     was_training = model.training
@@ -249,8 +249,12 @@ def hidden_sizes(model: PreTrainedModel) -> Tensor:
     return size_H
 
 
-def _module(found: Any) -> Any:
-    return found
+def _head(model: Any) -> Any:
+    return model.get_output_embeddings()
+
+
+def _embedding(model: Any) -> Any:
+    return model.get_input_embeddings()
 
 
 def _normed(norm: nn.RMSNorm, values: Tensor) -> Tensor:

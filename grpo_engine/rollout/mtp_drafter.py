@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ class MTPDrafter:
         self.max_tokens = max_tokens
         self._heads = heads
         self._model = model
-        self._embedding: nn.Module = model.get_input_embeddings()  # type: ignore[no-untyped-call]
+        untyped: Any = model
+        self._embedding: nn.Module = untyped.get_input_embeddings()
         self._device = heads.frequency_F.device
         self._catch_up = max(CATCH_UP, max_tokens + heads.depth)
         self._room = self._catch_up + max_tokens + 1  # what a step writes and does not keep must spare what is read

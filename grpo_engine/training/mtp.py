@@ -72,7 +72,7 @@ class MTPTraining:
             loss_M.sum().backward()  # type: ignore[no-untyped-call]
         counted_M = trained_N[targets]
         sums_3M = torch.stack([loss_M.detach().double(), (scores.correct & counted_M).double(), counted_M.double()])
-        parts = sums_3M.split([len(slot) for slot in scored], dim=1)
+        parts = torch.split(sums_3M, [len(slot) for slot in scored], dim=1)
         self._sums_D3 += torch.stack([part.sum(1) for part in parts])
 
     def over_ranks(self, communicator: Communicator) -> list[Tensor]:
