@@ -48,10 +48,8 @@ def one_depth(block: MTPBlock, hidden_TH: Tensor, vectors_TE: Tensor) -> Tensor:
         attended = []
         for head in range(shape.num_heads):
             pair = shape.num_heads + head * shape.num_key_value_heads // shape.num_heads
-            scores = [
-                turned(heads[slot, head], slot) @ turned(heads[seen, pair], seen) / shape.head_size**0.5
-                for seen in range(slot + 1)
-            ]
+            query = turned(heads[slot, head], slot) / shape.head_size**0.5
+            scores = [query @ turned(heads[seen, pair], seen) for seen in range(slot + 1)]
             values = heads[: slot + 1, pair + shape.num_key_value_heads]
             attended.append(torch.stack(scores).softmax(0) @ values)
         rows.append(torch.cat(attended))
