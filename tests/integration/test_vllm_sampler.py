@@ -28,7 +28,7 @@ from tests.vllm_models import (
     write_folder,
 )
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(3000)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 PROMPTS = ["7+5=", "347+285=", "1", "12*(3+4)=", "x=y;", "the quick brown fox jumps over the lazy dog; " * 2]
 LONG = "the quick brown fox " * 8
 NO_END = {71}

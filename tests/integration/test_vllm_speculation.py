@@ -25,7 +25,7 @@ from tests.vllm_models import (
     write_folder,
 )
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(3000)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 PROMPTS = ["abababababababab", "7+5=12;7+5=12;7+5=", "12", "x=y;y=x;x=y;"]
 NGRAM: dict[str, Any] = {"method": "ngram", "num_tokens": 3, "max_match": 3, "min_match": 1}
 
