@@ -147,7 +147,7 @@ def test_an_update_in_flight_changes_what_follows(sampler: VLLMServerSampler, mo
     last = plain_logits(new, asked[0].prompt_ids, found[0])[-15:].argmax(-1).tolist()
     assert found[0].token_ids[-15:] == last
     assert {completion.policy_version for completion in found} == {1}
-    assert {completion.finish_reason for completion in found} == {"length"}
+    assert "aborted" not in {completion.finish_reason for completion in found}
 
 
 def test_abort_ends_what_is_being_sampled_with_what_it_has(sampler: VLLMServerSampler, model: PreTrainedModel) -> None:

@@ -35,6 +35,7 @@ def start_group(
     threads = max(1, torch.get_num_threads() // config.num_servers)  # the trainer's rest while they sample
     variables = options.environment(config, on_cpu=on_cpu, in_process=False)
     variables |= serve_environment(threads, None if on_cpu else device.index or 0)
+    engine["disable_uvicorn_access_log"] = True  # a line for every look at its health
     command = serve_command(options.server_arguments(engine))
     name = f"vllm-rank{rank}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "vllm"
     return ServerGroup([command] * config.num_servers, log_folder=log_folder, name=name, env=variables)
