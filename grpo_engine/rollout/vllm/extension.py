@@ -72,17 +72,17 @@ class CohortWeights(WeightTransferEngine[CohortInit, CohortUpdate]):  # type: ig
         weights = update_info.weights if update_info.weights is not None else _read(update_info.path)
         try:
             self.model.load_weights(weights)
+            absent = _absent(self.model, self._tied)
+            if absent:
+                raise ValueError(f"the update lacks weights of {len(absent)} layers, {absent[0]} among them")
         except BaseException:
             # Else the next update would count the tensors that this one left behind.
             finalize_layerwise_reload(self.model, self.model_config)
             raise
 
     def finish_weight_update(self) -> None:
-        absent = _absent(self.model, self._tied)
         finalize_layerwise_reload(self.model, self.model_config)
         pack_heads(self._tied)
-        if absent:
-            raise ValueError(f"the update lacks weights of {len(absent)} layers, {absent[0]} among them")
 
     def shutdown(self) -> None:
         return
