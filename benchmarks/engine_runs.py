@@ -124,8 +124,8 @@ def over_seeds(study: Callable[[int], T], num_seeds: int, *, at_once: int = 2) -
         return list(pool.map(study, range(num_seeds)))
 
 
-def cold_start(seed: int, *, config: Fields | None = None) -> Path:
-    """The supervised stage of the demo (or `config`), trained once; its last checkpoint.
+def cold_start(seed: int, *, config: Fields | None = None, threads: int = 1) -> Path:
+    """The supervised stage of the demo (or `config`), trained once on `threads` threads; its last checkpoint.
 
     Raises RuntimeError with the engine's last words when it fails."""
     whole = config or demo_config()
@@ -134,7 +134,7 @@ def cold_start(seed: int, *, config: Fields | None = None) -> Path:
     folder = bench_home() / "runs" / f"cold-{seed}-{name}"
     found = newest_checkpoint(folder)
     if found is None or not (folder / "done").exists():
-        done = run({**only, "num_threads": 1}, folder)
+        done = run({**only, "num_threads": threads}, folder, threads=threads)
         found = newest_checkpoint(folder)
         if done.status or found is None:
             raise RuntimeError(f"the cold start in {folder} ended with {done.status}: {done.last_words()}")

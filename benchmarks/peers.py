@@ -1,7 +1,8 @@
 """Environments of the peers that Cohort is measured against, each apart from Cohort's own.
 
-`COHORT_TRL_VENV` names a ready one; otherwise it is made once under `COHORT_BENCH_HOME` (default `var/bench`), about
-two minutes. A stamp holds the requirements it was made from, so changed pins make it anew.
+`COHORT_TRL_VENV` and `COHORT_VLLM_VENV` name ready ones; otherwise they are made once under `COHORT_BENCH_HOME`
+(default `var/bench`), about two minutes for TRL and four for vLLM. A stamp holds what an environment was made from, so
+changed pins make it anew.
 """
 
 from __future__ import annotations
@@ -30,16 +31,41 @@ def trl_python() -> Path:
     """The interpreter of TRL's environment, made when it is not there.
 
     Raises PeerMissing with what failed and what to do."""
-    ready = os.environ.get("COHORT_TRL_VENV")
-    if ready:
-        python = Path(ready) / "bin" / "python"
-        if not python.exists():
-            raise PeerMissing(f"COHORT_TRL_VENV={ready}: has no bin/python; name a virtual environment that holds TRL")
-        return python
+    if (ready := _ready("COHORT_TRL_VENV", "TRL")) is not None:
+        return ready
     folder = bench_home() / "trl" / "venv"
     if not _is_current(folder, REQUIREMENTS.read_text()):
         _make(folder, REQUIREMENTS)
     return folder / "bin" / "python"
+
+
+def vllm_python() -> Path:
+    """The interpreter of an environment with vLLM and Cohort's own requirements, made by `make install-vllm`.
+
+    Raises PeerMissing with what failed and what to do."""
+    if (ready := _ready("COHORT_VLLM_VENV", "vLLM and Cohort's requirements")) is not None:
+        return ready
+    folder = bench_home() / "vllm" / "venv"
+    made_from = "".join((ROOT / name).read_text() for name in ("pyproject.toml", "constraints.txt", "Makefile"))
+    if not _is_current(folder, made_from):
+        print(f"Making vLLM's environment in {folder} (once, about four minutes) ...", file=sys.stderr, flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remedy = "repair it, or set COHORT_VLLM_VENV to an environment that `make install-vllm VENV=...` made"
+        _run(["make", "-C", str(ROOT), "install-vllm", f"VENV={folder}"], remedy)
+        (folder / STAMP).write_text(made_from)
+    return folder / "bin" / "python"
+
+
+def _ready(variable: str, holds: str) -> Path | None:
+    """The interpreter that an environment variable's folder has; None where it is not set."""
+    folder = os.environ.get(variable)
+    if not folder:
+        return None
+    python = Path(folder) / "bin" / "python"
+    if not python.exists():
+        raise PeerMissing(f"{variable}={folder}: has no bin/python; name a virtual environment that holds {holds}")
+    return python
 
 
 def _is_current(folder: Path, requirements: str) -> bool:
@@ -60,14 +86,12 @@ def _make(folder: Path, requirements: Path) -> None:
         [*pip, torch],
         [*pip, "-r", str(requirements)],
     ):
-        _run(command, folder)
+        _run(command, f"repair it, or set COHORT_TRL_VENV to an environment with {requirements.name} (here: {folder})")
     (folder / STAMP).write_text(requirements.read_text())
 
 
-def _run(command: list[str], folder: Path) -> None:
+def _run(command: list[str], remedy: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        raise PeerMissing(
-            f"{' '.join(command)} ended with status {done.returncode}: {done.stdout.strip()[-800:]}; "
-            f"repair it, or set COHORT_TRL_VENV to an environment with {REQUIREMENTS.name} (here: {folder})"
-        )
+        told = done.stdout.strip()[-800:]
+        raise PeerMissing(f"{' '.join(command)} ended with status {done.returncode}: {told}; {remedy}")

@@ -48,9 +48,7 @@ def main() -> int:
 
 
 def sampled_rows(policy: Policy) -> list[TrainRow]:
-    sampler = TorchSampler(
-        policy.model, policy.tokenizer, frozenset(), policy.max_context_tokens, fixed_shapes=False, dtype="bfloat16"
-    )
+    sampler = TorchSampler(policy.model, policy.tokenizer, frozenset(), policy.max_context_tokens, dtype="bfloat16")
     requests = [
         SampleRequest(policy.tokenizer(PROMPTS[group])["input_ids"], (0, group, index), str(group))
         for group in range(GROUPS)

@@ -29,12 +29,14 @@ from grpo_engine.model.value import ValueModel
 from grpo_engine.pipeline.synchronous import SynchronousPipeline
 from grpo_engine.protocols import PromptSource, RewardFunction, Sampler, Scorer
 from grpo_engine.reward.composite import build_rewards, combine, reward_bounds, score_all
-from grpo_engine.rollout.torch_sampler import TorchSampler
+from grpo_engine.rollout.expected_lengths import ExpectedLengths
+from grpo_engine.samplers import context_tokens, make_probe_for
 from grpo_engine.stages.guards import Guards
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.training.assign import assign_advantages
 from grpo_engine.training.checkpoint import TRAINER
 from grpo_engine.training.learner import TorchLearner
+from grpo_engine.training.mtp import MTPTraining
 from grpo_engine.training.objectives import PolicyObjective, SupervisedObjective
 from grpo_engine.types import Completion, Group, Prompt, StageProgress
 
@@ -59,8 +61,14 @@ def make_learner(attempt: Attempt, policy: Policy, progress: StageProgress) -> T
         policy.model, stage.optimizer, num_steps=stage.num_steps, objective=objective, memory=stage.memory,
         dtype=config.dtype, pad_token_id=policy.tokenizer.pad_token_id, communicator=attempt.communicator,
         freeze_old=isinstance(stage, RLStage) and stage.steps_per_batch > 1, value=value, value_config=value_config,
-        policy_version=progress.policy_version,
+        mtp=_mtp_training(config, policy), policy_version=progress.policy_version,
     )  # fmt: skip
+
+
+def _mtp_training(config: RunConfig, policy: Policy) -> MTPTraining | None:
+    if policy.mtp is None:
+        return None
+    return MTPTraining(policy.mtp, policy.model, learning_rate=config.mtp.learning_rate, dtype=config.dtype)
 
 
 def make_source(attempt: Attempt, policy: Policy, progress: StageProgress) -> PromptSource:
@@ -75,7 +83,8 @@ def make_source(attempt: Attempt, policy: Policy, progress: StageProgress) -> Pr
         field=f"stages.{index}.data",
     )
     attempt.data_versions[config.stage_key(index)] = data_version(stage.data)
-    return WithinContext(prompts, policy.max_context_tokens)
+    # A demonstration that does not fit is a fault of the data; a prompt without room for a completion is left out.
+    return WithinContext(prompts, context_tokens(config, policy), drop=isinstance(stage, RLStage))
 
 
 def encode_demonstration(policy: Policy, prompt: Prompt) -> list[int]:
@@ -88,19 +97,9 @@ def encode_demonstration(policy: Policy, prompt: Prompt) -> list[int]:
 
 
 # ---------------------------------------------------------------- sampling and judging
-def make_sampler(config: RunConfig, policy: Policy, policy_version: int) -> TorchSampler:
-    """Samples from the learner's own module."""
-    sampler = TorchSampler(
-        policy.model, policy.tokenizer, policy.end_token_ids, policy.max_context_tokens,
-        fixed_shapes=config.deterministic, dtype=config.dtype, shares_weights=True,
-    )  # fmt: skip
-    sampler.load_weights(iter(()), policy_version)
-    return sampler
-
-
 def make_rl_parts(
     attempt: Attempt, stage: RLStage, policy: Policy, progress: StageProgress, learner: TorchLearner,
-    sampler: Sampler, source: PromptSource, reference: Scorer | None,
+    sampler: Sampler, source: PromptSource, reference: Scorer | None, lengths: ExpectedLengths | None,
 ) -> RLParts:  # fmt: skip
     config = attempt.config
     rewards = build_rewards(stage, attempt.custom_sources)
@@ -124,7 +123,8 @@ def make_rl_parts(
     detectors.restore(progress.detectors)
     guards.restore(progress.guards)
     evaluation = _evaluation(attempt, stage, source, rewards)
-    return RLParts(pipeline, sampler, learner, evaluation, stopper, detectors, guards)
+    probe = make_probe_for(config, policy, learner, sampler, source)
+    return RLParts(pipeline, sampler, learner, evaluation, stopper, detectors, guards, probe, lengths)
 
 
 def _assign(stage: RLStage, groups: list[Group], smoothed: float | None) -> tuple[list[Group], float | None]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from grpo_engine.config_rollout import MTPConfig, RolloutConfig, TorchRollout
 from grpo_engine.config_sources import (
     AccuracyReward,
     AdditionData,
@@ -89,6 +90,10 @@ class SamplingConfig(Config):
     """Keep tokens at least this share as likely as the likeliest; 0 = all."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest completion, end token included."""
+    stop: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default_factory=list, max_length=16, json_schema_extra={"format": "lines"}
+    )
+    """A completion also ends with the token that completes one of these texts, which it keeps."""
 
     @property
     def truncated(self) -> bool:
@@ -260,6 +265,8 @@ class RunConfig(Config):
     """Compute type; masters and log-probabilities stay float32."""
     model: ModelConfig
     adapter: AdapterConfig = NoAdapter()
+    rollout: RolloutConfig = TorchRollout()
+    mtp: MTPConfig = MTPConfig()
     self_test: Literal["stop", "warn", "off"] = "stop"
     """Seconds of checks before training: ratios, gradients, sampler, tokens. A failed one ends the run, or warns."""
     stages: list[StageConfig] = Field(min_length=1, max_length=20)
@@ -269,6 +276,12 @@ class RunConfig(Config):
     """Queued runs with a higher number start first."""
     max_restarts: int = Field(3, ge=0, le=100)
     """Attempts after the first when a worker is lost."""
+
+    @model_validator(mode="after")
+    def _drafts_have_heads(self) -> RunConfig:
+        if isinstance(self.rollout, TorchRollout) and self.rollout.drafts.kind == "mtp" and self.mtp.depth == 0:
+            raise ValueError("mtp.depth 0 makes no heads, and rollout.drafts.kind mtp drafts with them")
+        return self
 
     def total_steps(self) -> int:
         return sum(stage.num_steps for stage in self.stages)

@@ -63,7 +63,7 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[list[int | str], Any, type[BaseMo
         path.append(part)
         if is_model(kind):
             model, field = kind, kind.model_fields.get(str(part))
-            kind = field.annotation if field else None
+            kind = _given(field.annotation) if field else None
         elif get_origin(kind) is list:
             kind = get_args(kind)[0]
         else:
@@ -71,6 +71,13 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[list[int | str], Any, type[BaseMo
         if is_model(kind):
             model = kind
     return path, kind, model, field
+
+
+def _given(kind: Any) -> Any:
+    """X of `X | None` where X is a model; anything else as it is."""
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+    models = [member for member in members if is_model(member)]
+    return models[0] if len(models) == 1 and len(members) == 2 else kind
 
 
 def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
@@ -88,12 +95,12 @@ def union_members(kind: Any) -> dict[str, type[BaseModel]]:
 
 
 def _tags(model: type[BaseModel]) -> list[str]:
-    return [name for name in ("source", "kind") if name in model.model_fields]
+    return [name for name in ("source", "kind", "backend") if name in model.model_fields]
 
 
 def children(model: type[BaseModel]) -> list[tuple[str, type[BaseModel]]]:
     """Fields of `model` that hold a model, those of one fixed type first, then every form of a union."""
-    fields = [(name, field.annotation) for name, field in model.model_fields.items()]
+    fields = [(name, _given(field.annotation)) for name, field in model.model_fields.items()]
     fixed = [(name, kind) for name, kind in fields if is_model(kind)]
     return fixed + [(name, form) for name, kind in fields for form in union_members(kind).values()]
 
@@ -114,7 +121,7 @@ def _field_at(model: type[BaseModel], parts: list[Any]) -> FieldInfo | None:
         if not is_model(kind) or part not in kind.model_fields:
             return None
         field = kind.model_fields[part]
-        kind = field.annotation
+        kind = _given(field.annotation)
     return field
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -25,23 +26,26 @@ from grpo_engine.composition import (
     make_learner,
     make_reference,
     make_rl_parts,
-    make_sampler,
     make_source,
     reference_path,
 )
 from grpo_engine.config import RLStage, RunConfig, SFTStage
+from grpo_engine.config_rollout import TorchRollout
 from grpo_engine.control import Control, SharedControl
 from grpo_engine.errors import EngineError, InvalidConfig, Problem
 from grpo_engine.events import Journal, NoJournal
 from grpo_engine.failures import end_rank
 from grpo_engine.manifest import manifest_sha256, total_bytes
 from grpo_engine.model.loading import Policy
+from grpo_engine.protocols import PromptSource
 from grpo_engine.provenance import git_commit, package_versions
 from grpo_engine.resume import load_policy_for
+from grpo_engine.samplers import make_lengths, make_sampler
 from grpo_engine.self_test.stage import run_self_test
 from grpo_engine.stages.context import Outcome, SavedCheckpoint, StageContext
 from grpo_engine.stages.rl import run_rl
 from grpo_engine.stages.sft import run_sft
+from grpo_engine.stages.sync import send_weights
 from grpo_engine.training import rng
 from grpo_engine.training.checkpoint import TRAINER, remove_old, restore_rng, save_checkpoint
 from grpo_engine.training.learner import TorchLearner
@@ -147,12 +151,27 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
         run_self_test(context, policy, learner, source, None, encode)
         _restore_random(attempt, resumed)
         return run_sft(context, stage, source, learner, encode)
+    return _run_rl(attempt, stage, policy, progress, resumed, learner, source, context)
+
+
+def _run_rl(
+    attempt: Attempt, stage: RLStage, policy: Policy, progress: StageProgress, resumed: Path | None,
+    learner: TorchLearner, source: PromptSource, context: StageContext,
+) -> Outcome:  # fmt: skip
     reference = make_reference(attempt, stage, policy, progress, resumed) if stage.wants_reference else None
-    sampler = make_sampler(attempt.config, policy, progress.policy_version)
-    parts = make_rl_parts(attempt, stage, policy, progress, learner, sampler, source, reference)
-    run_self_test(context, policy, learner, source, sampler, None)
-    _restore_random(attempt, resumed)
-    return run_rl(context, stage, parts)
+    lengths = make_lengths(attempt.config, progress)
+    if not isinstance(attempt.config.rollout, TorchRollout):
+        context.promise(900, "starting vLLM")
+    sampler = make_sampler(
+        attempt.config, policy, progress.policy_version, lengths=lengths, folder=attempt.folder,
+        ranks=attempt.communicator,
+    )  # fmt: skip
+    with closing(sampler):
+        parts = make_rl_parts(attempt, stage, policy, progress, learner, sampler, source, reference, lengths)
+        send_weights(context, parts)
+        run_self_test(context, policy, learner, source, sampler, None)
+        _restore_random(attempt, resumed)
+        return run_rl(context, stage, parts)
 
 
 def _restore_random(attempt: Attempt, resumed: Path | None) -> None:
@@ -192,7 +211,7 @@ def _save(
     """Rank 0 writes what all ranks hold. Collective."""
     config, ranks = attempt.config, attempt.communicator
     stage = config.stages[progress.stage_index]
-    _check_same_weights(attempt, learner)
+    _check_same_weights(attempt, policy)
     rng_states = ranks.gather(rng.capture())
     saved = None
     if ranks.rank == 0:
@@ -210,11 +229,12 @@ def _save(
     return told
 
 
-def _check_same_weights(attempt: Attempt, learner: TorchLearner) -> None:
+def _check_same_weights(attempt: Attempt, policy: Policy) -> None:
     """Ranks start from the same weights and add up the same gradients; if their bits differ, something is broken."""
     if attempt.communicator.world_size == 1:
         return
-    sums = torch.stack([parameter.detach().double().sum() for parameter in learner.model.parameters()])
+    parameters = [*policy.model.parameters(), *(() if policy.mtp is None else policy.mtp.parameters())]
+    sums = torch.stack([parameter.detach().double().sum() for parameter in parameters])
     bits = sums.cpu().numpy().tobytes()  # NaN is unlike itself
     if len(set(attempt.communicator.gather(bits))) > 1:
         raise EngineError("the ranks' weights have come apart; the last checkpoint before this one is still good")

@@ -8,6 +8,8 @@ EngineError                  reason in the journal's `failed` event
 ├── Diverged                 diverged           a guard rolled training back as often as it may
 ├── OutOfMemory              out_of_memory      one row alone does not fit the device
 ├── SelfTestFailed           self_test_failed   a check before training found the engine or model unfit
+├── WeightSyncFailed         weight_sync_failed the sampler does not hold the trainer's weights after an update
+├── RolloutUnavailable       rollout_unavailable  no sampling server is left, or vLLM is not installed
 ├── StorageFull              storage_full       the attempt's directory cannot be written
 ├── CheckpointInvalid        checkpoint_invalid a checkpoint is incomplete or its bytes changed
 ├── BrokenCollective         engine_crash       another rank ended; what it left in the folder is the cause
@@ -80,6 +82,14 @@ class OutOfMemory(EngineError):
 
 class SelfTestFailed(EngineError):
     reason = "self_test_failed"
+
+
+class WeightSyncFailed(EngineError):
+    reason = "weight_sync_failed"
+
+
+class RolloutUnavailable(EngineError):
+    reason = "rollout_unavailable"
 
 
 class StorageFull(EngineError):

@@ -97,6 +97,23 @@ class Trained(Event):
     ended_boot_s: float
 
 
+class WeightSync(Event):
+    """The sampler took over the trainer's weights into a copy of its own, and the probe compared them."""
+
+    type: Literal["weight_sync"] = "weight_sync"
+    step: int
+    policy_version: int
+    checksum: str
+    """Of names, shapes and bits of what rank 0 sent; 16 hexadecimal digits."""
+    seconds: float
+    """Without the probe; the slowest rank's, repetition included."""
+    probe_gap_nats: float | None
+    """Largest difference of a probe token's log-probability; null when it is not finite."""
+    choice_gap_nats: float | None
+    """Most by which the trainer finds another token likelier than the one taken greedily."""
+    repeated: bool = False
+
+
 class CheckpointSaved(Event):
     type: Literal["checkpoint"] = "checkpoint"
     step: int
@@ -190,7 +207,7 @@ class Failed(Event):
 
 
 AnyEvent = Annotated[
-    Started | StageStarted | Heartbeat | Metrics | Rollouts | Trained | CheckpointSaved | CheckpointRemoved
+    Started | StageStarted | Heartbeat | Metrics | Rollouts | Trained | WeightSync | CheckpointSaved | CheckpointRemoved
     | Evaluation | EarlyStopping | SelfTest | Finding | WarningEvent | Stopped | Finished | Failed,
     Field(discriminator="type"),
 ]  # fmt: skip

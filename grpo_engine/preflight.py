@@ -18,6 +18,7 @@ from grpo_engine.checks.model_folder import ModelShape, inspect_model
 from grpo_engine.checks.prompts import ReadStage, check_data
 from grpo_engine.checks.report import Report
 from grpo_engine.checks.rewards import check_rewards
+from grpo_engine.checks.rollout import check_rollout
 from grpo_engine.checks.tokenizer import LightTokenizer, stand_in_tokenizer
 from grpo_engine.checks.training import check_training
 from grpo_engine.config import RLStage, RunConfig
@@ -42,6 +43,7 @@ def check(config: RunConfig, custom_sources: Mapping[str, str], uncalled: Collec
         if isinstance(stage, RLStage):
             check_training(config, index, stage, report)
             check_rewards(stage, index, read, tokenizer, custom_sources, uncalled, report)
+    check_rollout(config, shape, report)
     if shape:
         _check_memory(config, shape, stages, report)
     report.seconds = round(time.monotonic() - started, 3)

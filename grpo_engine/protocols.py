@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,14 +32,53 @@ class PromptSource(Protocol):
 
 
 class Sampler(Protocol):
-    """Module 1, rollout: tokens in, tokens and log-probabilities out."""
+    """Module 1, rollout: tokens in, tokens and log-probabilities out. Never decodes to encode again."""
+
+    shares_weights: bool
+    """True: it reads the learner's own weights, so that an update cannot be lost."""
 
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> list[Completion]:
-        """One completion a request, in order. Greedy when `sampling.temperature == 0`."""
+        """One completion a request, in order. Greedy when `sampling.temperature == 0`; log-probabilities are then those
+        at temperature 1. Raises NonFinite when the model gives numbers that are not finite."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Take over the policy's full weights; every later completion carries `policy_version`."""
+        """Take over the policy's full weights, and forget what was cached of the old ones; every later completion
+        carries `policy_version`."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """What happened since the last call, by names of the metric catalogue (rollout/…); empty when nothing did."""
+        ...
+
+    def close(self) -> None:
+        """End processes and free memory; nothing can be sampled afterwards. May be called again."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """A sampler that can give its memory back while the trainer works."""
+
+    def sleep(self) -> None:
+        """Nothing is sampled until the next `load_weights`, which wakes it."""
+        ...
+
+
+class Replica(Protocol):
+    """One of several copies of the weights."""
+
+    def sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> list[Completion]:
+        """As Sampler.sample, by this copy alone."""
+        ...
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A sampler that spreads its requests over copies, each of which may miss an update."""
+
+    def replicas(self) -> Sequence[Replica]:
+        """Those that would get requests now."""
         ...
 
 

@@ -13,6 +13,8 @@ from grpo_engine.errors import CheckpointInvalid, InvalidConfig, Problem
 from grpo_engine.manifest import Manifest, read_manifest
 from grpo_engine.model.adapters import add_adapter, base_hash, read_adapter
 from grpo_engine.model.loading import Policy, load_policy
+from grpo_engine.model.mtp import MTPHeads
+from grpo_engine.training import learner_state
 from grpo_engine.training.checkpoint import ADAPTER, TRAINER
 
 
@@ -28,7 +30,7 @@ def load_policy_for(config: RunConfig, resume: Path | None, device: torch.device
             remedy = "set adapter as it was, or model.path to what `cohort checkpoint merge` makes of it"
             raise _other_kind("none", f"{resume} holds an adapter without its base's weights", remedy)
         model = config.model if resume is None else FolderModel(path=str(resume))
-        return load_policy(model, seed=config.seed, dtype=config.dtype, device=device)
+        return _with_heads(load_policy(model, seed=config.seed, dtype=config.dtype, device=device), config)
     if resume is not None and manifest is not None:
         _require_same_adapter(config.adapter, manifest, resume)
     policy = load_policy(config.model, seed=config.seed, dtype=config.dtype, device=device)
@@ -36,7 +38,21 @@ def load_policy_for(config: RunConfig, resume: Path | None, device: torch.device
     if resume is not None and manifest is not None:
         check_base(manifest, digest, _model_name(config), resume)
     add_adapter(policy, config.adapter, config.seed)
-    return replace(policy, base_sha256=digest)
+    return replace(_with_heads(policy, config), base_sha256=digest)
+
+
+def _with_heads(policy: Policy, config: RunConfig) -> Policy:
+    """The policy with the multi-token prediction heads of `config.mtp`: from the run's seed, or as far as the folder of
+    config.model has trained ones, those."""
+    if config.mtp.depth == 0:
+        return policy
+    try:
+        heads = MTPHeads(policy.model, config.mtp.depth, config.seed)
+    except ValueError as error:
+        raise InvalidConfig([Problem("mtp.depth", str(config.mtp.depth), str(error), "set it to 0")]) from error
+    if isinstance(config.model, FolderModel):
+        learner_state.read_heads(Path(config.model.path) / TRAINER, dict(heads.named_parameters()))
+    return replace(policy, mtp=heads)
 
 
 def check_base(manifest: Manifest, digest: str, name: str, folder: Path) -> None:

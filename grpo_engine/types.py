@@ -224,3 +224,5 @@ class StageProgress:
     guards: dict[str, Any] = field(default_factory=dict)
     smoothed_reward: float | None = None
     """Of advantages with smooth_rewards."""
+    lengths: dict[str, Any] = field(default_factory=dict)
+    """Completion lengths that the sampler has learned, by which it orders requests; rank 0's."""

@@ -73,6 +73,10 @@ def _folder(name: str) -> dict[str, Any]:
     return {"model": {"source": "folder", "path": f"{{folder}}/{name}"}}
 
 
+def _servers(*addresses: str, **more: Any) -> dict[str, Any]:
+    return {"rollout": {"backend": "vllm_server", "addresses": list(addresses), **more}}
+
+
 def _by_schema(name: str, field: str, word: str, changes: Mapping[str, Any]) -> Invalid:
     return Invalid(name, "schema", field, word, changes)
 
@@ -153,6 +157,33 @@ SCHEMA = [
         {f"{_RL}.correction": {"kind": "truncate", "level": "geometric"}},
     ),
     _by_schema("KL limit 0", f"{_RL}.guards.max_kl", "above 0", {f"{_RL}.guards.max_kl": 0}),
+    _by_schema("unknown backend", "rollout.backend", "not known", {"rollout": {"backend": "sglang"}}),
+    _by_schema("no rows at once", "rollout.max_rows", "at least 1", {"rollout": {"backend": "torch", "max_rows": 0}}),
+    _by_schema(
+        "drafts upside down",
+        "rollout.drafts.min_tokens",
+        "exceed",
+        {"rollout": {"backend": "torch", "drafts": {"kind": "ngram", "min_tokens": 4, "max_tokens": 2}}},
+    ),
+    _by_schema(
+        "drafts by heads that are not there",
+        "mtp.depth",
+        "heads",
+        {"rollout": {"backend": "torch", "drafts": {"kind": "mtp"}}},
+    ),
+    _by_schema(
+        "eagle without a head",
+        "rollout.speculation.model",
+        "folder of its draft head",
+        {"rollout": {"backend": "vllm_server", "speculation": {"method": "eagle"}}},
+    ),
+    _by_schema(
+        "probe without tokens",
+        "rollout.probe.num_tokens",
+        "at least 1",
+        {"rollout": {"backend": "vllm", "probe": {"num_tokens": 0}}},
+    ),
+    _by_schema("empty stop text", f"{_RL}.sampling.stop.0", "at least 1", {f"{_RL}.sampling.stop": [""]}),
     _by_schema("unknown adapter", "adapter.kind", "not known", {"adapter": {"kind": "qlora"}}),
     _by_schema("adapter of rank 0", "adapter.rank", "at least 1", {"adapter": {"kind": "lora", "rank": 0}}),
     _by_schema("unknown self-test mode", "self_test", "not a choice", {"self_test": "maybe"}),
@@ -249,6 +280,37 @@ PREFLIGHT = [
         "fewer than the ranks",
         {"needs.num_ranks": 9, f"{_RL}.prompts_per_step": 2, f"{_RL}.group_size": 4},
     ),
+    _by_preflight("server without a scheme", "rollout.addresses.0", "no HTTP address", _servers("10.0.0.5:8000")),
+    _by_preflight("server with a path", "rollout.addresses.0", "host and port", _servers("http://localhost:8000/v1")),
+    _by_preflight(
+        "server named twice", "rollout.addresses.1", "twice", _servers("http://localhost:80", "http://localhost:80/")
+    ),
+    _by_preflight("server with a password", "rollout.addresses.0", "user name", _servers("http://me:pw@localhost:80")),
+    _by_preflight("server elsewhere", "rollout.weights_folder", "another host", _servers("http://10.0.0.5:8000")),
+    _by_preflight(
+        "vLLM's context beyond the model's",
+        "rollout.max_model_len",
+        "context is 64",
+        _servers("http://localhost:80", max_model_len=65),
+    ),
+    _by_preflight(
+        "vLLM's context below the prompts",
+        "rollout.max_model_len",
+        "no room",
+        _servers("http://localhost:80", max_model_len=8),
+    ),
+    _by_preflight(
+        "draft head missing",
+        "rollout.speculation.model",
+        "config.json",
+        _servers("http://localhost:80", speculation={"method": "eagle", "model": "{folder}/none"}),
+    ),
+    _by_preflight(
+        "drafts by layers that the model lacks",
+        "rollout.speculation.method",
+        "no multi-token",
+        _servers("http://localhost:80", speculation={"method": "mtp"}),
+    ),
 ]
 
 CASES = [*SCHEMA, *PREFLIGHT]
@@ -260,7 +322,7 @@ def write_files(folder: Path) -> None:
     _write_rows(folder / "rows.jsonl", rows)
     _write_rows(folder / "plain.jsonl", [{"prompt": row["prompt"]} for row in rows])
     _write_rows(folder / "words.jsonl", [{"prompt": f"say {word}", "answer": word} for word in ("yes", "no", "so")])
-    _write_rows(folder / "long.jsonl", [*rows, {"prompt": "1+" * 40, "answer": "40"}, rows[0] | {"prompt": "9="}])
+    _write_rows(folder / "long.jsonl", [row | {"prompt": "1+" * 40 + row["prompt"]} for row in rows])
     (folder / "empty.jsonl").write_text("")
     (folder / "torn.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+\n')
     (folder / "rows.csv").write_text("prompt,answer\n1+1=,2\n")

@@ -24,7 +24,7 @@ from grpo_engine.config_errors import load_config
 from grpo_engine.events import Journal
 from grpo_engine.manifest import Manifest, list_files, manifest_sha256, total_bytes, write_manifest
 from grpo_engine.rollout_files import batch_name, write_batch
-from tests.seed_rollouts import make_groups, rl_values, shared_values, stage_config
+from tests.seed_rollouts import make_groups, mtp_values, rl_values, rollout_values, shared_values, stage_config
 from workers.claim import claim
 from workers.identity import ProcessIdentity
 
@@ -52,6 +52,8 @@ def config(**changes: Any) -> RunConfig:
         "name": "learn to think",
         "tags": ["demo", "seeded"],
         "model": {"source": "tiny_llama"},
+        "rollout": {"backend": "torch", "drafts": {"kind": "mtp"}},
+        "mtp": {"depth": 2},
         "stages": [sft, rl],
     }
     return load_config({**data, **changes})
@@ -198,7 +200,7 @@ class AttemptWriter:
         self.tested(stage)
         for step in range(first, last + 1):
             values = {"loss": 3.0 * math.exp(-step / 12), "sft/token_accuracy": 1 - 0.8 * math.exp(-step / 12)}
-            self.journal.metrics(step, values | shared_values(step), stage=stage)
+            self.journal.metrics(step, values | self._shared(step), stage=stage)
             self._trained(stage, step, [])
         if last == SFT_STEPS:
             self.checkpoint(stage, last)
@@ -227,13 +229,16 @@ class AttemptWriter:
         )
         dropped = sum(group.dropped is not None for group in groups)
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
-        values = rl_values(step, rewards, dropped / len(groups))
-        self.journal.metrics(step, values | shared_values(step), stage=stage)
+        values = rl_values(step, rewards, dropped / len(groups)) | rollout_values(step, self.config)
+        self.journal.metrics(step, values | self._shared(step), stage=stage)
         self._early_stopping(stage, step, values["reward/mean"])
         if step == 3:
             self._finding(stage, step)
         self._trained(stage, step, [step], dropped)
         self.log(f"INFO step {step} reward {values['reward/mean']:.3f}")
+
+    def _shared(self, step: int) -> dict[str, float]:
+        return shared_values(step) | mtp_values(step, self.config)
 
     def _trained(self, stage: str, step: int, batches: list[int], dropped: int = 0) -> None:
         lost = {"zero_variance": dropped} if dropped else {}
@@ -270,6 +275,9 @@ class AttemptWriter:
         (folder / "config.json").write_text('{"model_type": "llama"}')
         (folder / "README.md").write_text("# A checkpoint\n")
         (folder / "trainer" / "state.json").write_text(f'{{"step": {step}}}')
+        if self.config.mtp.depth:
+            (folder / "trainer" / "mtp").mkdir()
+            (folder / "trainer" / "mtp" / "mtp.safetensors").write_bytes(bytes(1200))
         self._manifest(folder, stage, step)
         self.journal.append(
             "checkpoint", stage=stage, step=step, path=name, bytes=total_bytes(folder),

@@ -105,6 +105,35 @@ def rl_values(step: int, rewards: list[float], zero_variance: float) -> dict[str
     }
 
 
+def rollout_values(step: int, run_config: RunConfig) -> dict[str, float]:
+    """What a sampler tells of a step: drafts where the config has them, a probe where vLLM samples."""
+    values = {"rollout/tokens_per_forward": 1.0, "rollout/sync_s": 0.004 + 1e-4 * (step % 3)}
+    rollout = run_config.rollout
+    if rollout.backend != "torch":
+        return values | {"rollout/probe_gap_nats": 3e-6, "rollout/weight_updates_repeated": 0.0}
+    values |= {"rollout/slot_use_share": 0.9, "rollout/straggler_rows": float(step % 4)}
+    if rollout.drafts.kind == "none":
+        return values
+    grown = step / (step + 10)
+    accepted = {f"rollout/accepted_share_{depth}": 0.9 * grown / depth**0.5 for depth in range(1, 6)}
+    lengths = {0: 0.4 * (1 - grown), 2: 0.3, 3: 0.2 + 0.2 * grown, 4: 0.1, 5: 0.2 * grown}
+    chosen = {f"rollout/draft_length_share_{length}": share for length, share in lengths.items()}
+    drafted = {
+        "rollout/tokens_per_forward": 1 + 1.6 * grown, "rollout/drafted_tokens": 9000.0, "rollout/draft_gain": 1.1,
+        "rollout/accepted_share": 0.8 * grown, "rollout/draft_length_mean": 2.4 + grown,
+    }  # fmt: skip
+    return values | accepted | chosen | drafted
+
+
+def mtp_values(step: int, run_config: RunConfig) -> dict[str, float]:
+    """What is told of each MTP head."""
+    values: dict[str, float] = {}
+    for depth in range(1, run_config.mtp.depth + 1):
+        values[f"mtp/loss_{depth}"] = 0.4 * depth + 2 * math.exp(-step / 8)
+        values[f"mtp/accuracy_{depth}"] = (1 - math.exp(-step / 8)) * (1 - 0.15 * depth)
+    return values
+
+
 def shared_values(step: int) -> dict[str, float]:
     return {
         "optimizer/gradient_norm": 0.5 + 0.1 * math.sin(step),

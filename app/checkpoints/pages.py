@@ -49,6 +49,8 @@ class CheckpointContext:
     row: CheckpointRow
     files: list[Entry]
     files_error: str
+    parts: list[tuple[str, str, int]]
+    """What it holds, the folder, bytes."""
     metrics: list[tuple[str, str]]
     parent_href: str
     folder: str
@@ -107,6 +109,7 @@ def show(request: Request, _: Reader, session: ReadSession, store: AppStore, che
         row=_row(view, run.name),
         files=files,
         files_error=problem,
+        parts=service.parts_of(files),
         metrics=[(info(name).label, text) for name, text in metric_texts(row.metrics).items()],
         parent_href=f"/checkpoints/{row.parent_id}" if view.parent_step is not None else "",
         folder=str(local) if local else row.path,

@@ -115,6 +115,25 @@ def file_key(store: ArtifactStore, checkpoint: Checkpoint, path: str) -> str:
     return key
 
 
+PARTS = {
+    "trainer/mtp/": "MTP heads, with their optimizer",
+    "trainer/value/": "value model, with its optimizer",
+    "trainer/adapter/": "adapter",
+    "trainer/": "trainer's state",
+}
+"""Folder of a checkpoint -> what lies in it, the inner folders first. The root is the model that loads as it is."""
+
+
+def parts_of(entries: list[Entry]) -> list[tuple[str, str, int]]:
+    """(what it is, its folder, bytes) of each part that the checkpoint has; the model's folder is empty."""
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        folder = next((folder for folder in PARTS if entry.path.startswith(folder)), "")
+        sizes[folder] = sizes.get(folder, 0) + entry.bytes
+    order = ["", "trainer/", *(folder for folder in PARTS if folder != "trainer/")]
+    return [(PARTS.get(folder, "model"), folder, sizes[folder]) for folder in order if folder in sizes]
+
+
 # ---------------------------------------------------------------- verify
 def verify(database: Database, store: ArtifactStore, checkpoint_id: uuid.UUID) -> Verification:
     """Read every byte again, compare with the manifest and note the outcome. No transaction is open meanwhile."""

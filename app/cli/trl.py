@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 from app.cli.configs import read_config
 from app.configs.trl import import_trl
+from app.yaml_text import yaml_text
 
 
 def import_trl_config(
@@ -20,7 +20,7 @@ def import_trl_config(
 ) -> None:
     """Turn a TRL GRPO config into a run config; one line for each field that has no equal."""
     found = import_trl(read_config(file), num_processes=processes)
-    text = yaml.safe_dump(found.config, sort_keys=False, allow_unicode=True, width=100)
+    text = yaml_text(found.config)
     if out is not None:
         out.write_text(f"# Imported from {file.name} by `cohort import-trl`.\n{text}")
     lines = "\n".join(found.lines) if found.lines else "Every field has an equal."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
@@ -16,6 +15,7 @@ from app.models import NamedConfig
 from app.security import Reader
 from app.sessions import ReadSession
 from app.web import page, pages_router
+from app.yaml_text import flow_text, yaml_text
 
 router = pages_router()
 
@@ -82,7 +82,7 @@ def _change(change: service.Change) -> ChangeRow:
 def _text(value: Any) -> str:
     if value == service.MISSING:
         return service.MISSING
-    return str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)).replace("\n...", "").strip()
+    return flow_text(value)
 
 
 @router.get("/configs/{name}")
@@ -96,5 +96,5 @@ def version(request: Request, _: Reader, session: ReadSession, name: str, versio
 
 
 def _show(request: Request, session: Session, row: NamedConfig) -> Response:
-    text = str(yaml.safe_dump(row.data, sort_keys=False, allow_unicode=True, width=100))
+    text = yaml_text(row.data)
     return page(request, "configs/show.html", ConfigContext(row, text, service.list_versions(session, row.name)))

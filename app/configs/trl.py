@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from app.configs import trl_stage
+from app.configs import trl_rollout, trl_stage
 from app.configs.trl_source import TrlSource
 from grpo_engine.config_errors import load_config
 from grpo_engine.config_words import show
@@ -59,6 +59,7 @@ def _config(trl: TrlSource) -> dict[str, Any]:
         "dtype": _dtype(trl),
         "model": _model(trl),
         "adapter": _adapter(trl),
+        "rollout": trl_rollout.rollout(trl),
         "stages": [_stage(trl)],
         "needs": {"device": "cpu" if trl["use_cpu"] else "cuda", "num_ranks": trl.num_processes},
     }

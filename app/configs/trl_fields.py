@@ -21,7 +21,7 @@ def _none(default: Any, sentence: str) -> TrlField:
     return TrlField(default, sentence)
 
 
-_VLLM = "sets up TRL's vLLM; this version samples with its own decoder, so leave it out"
+_TRANSFER = "sets up TRL's weight transfer between processes; here servers are told a file, or take tensors in process"
 _SAPO = "belongs to the sapo loss, which has no equal; use clip or cispo"
 _VESPO = "belongs to the vespo loss, which has no equal; use gspo or cispo"
 _ADAPTIVE = "belongs to the entropy coefficient that adapts itself, which has no equal; choose entropy.bonus"
@@ -63,23 +63,23 @@ FIELDS: dict[str, TrlField] = {
         1.0, "changes the sampled distribution apart from the trained one; it is not sampled here"
     ),
     "cache_implementation": _none(None, _KERNEL),
-    "use_vllm": _none(
-        False, "generates with vLLM; this version samples with its own decoder, from the same distribution"
-    ),
-    "vllm_mode": _none("colocate", _VLLM),
-    "vllm_model_impl": _none("vllm", _VLLM),
-    "vllm_enable_sleep_mode": _none(False, _VLLM),
+    "use_vllm": TrlField(False),
+    "vllm_mode": TrlField("colocate"),
+    "vllm_model_impl": _none("vllm", "chooses whose model code runs inside vLLM; here it is vLLM's own"),
+    "vllm_enable_sleep_mode": TrlField(False),
     "vllm_structured_outputs_regex": _none(
         None, "forces completions into a pattern; use a reward part that judges the form"
     ),
-    "vllm_server_base_url": _none(None, _VLLM),
-    "vllm_server_host": _none("0.0.0.0", _VLLM),
-    "vllm_server_port": _none(8000, _VLLM),
-    "vllm_server_timeout": _none(240.0, _VLLM),
-    "vllm_group_port": _none(51216, _VLLM),
-    "vllm_gpu_memory_utilization": _none(0.3, _VLLM),
-    "vllm_max_model_length": _none(None, _VLLM),
-    "vllm_tensor_parallel_size": _none(1, _VLLM),
+    "vllm_server_base_url": TrlField(None),
+    "vllm_server_host": TrlField("0.0.0.0"),
+    "vllm_server_port": TrlField(8000),
+    "vllm_server_timeout": _none(
+        240.0, "is how long TRL waits for a server to start; here rollout.request_timeout_s bounds each request"
+    ),
+    "vllm_group_port": _none(51216, _TRANSFER),
+    "vllm_gpu_memory_utilization": TrlField(0.3),
+    "vllm_max_model_length": TrlField(None),
+    "vllm_tensor_parallel_size": _none(1, "splits a model over GPUs; each vLLM here holds it on one device"),
     "beta": TrlField(0.0),
     "num_iterations": TrlField(1),
     "epsilon": TrlField(0.2),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from urllib.parse import quote, urlencode
 
 from sqlalchemy import func, select
@@ -23,8 +24,15 @@ SFT_INDICATORS = (
 )  # fmt: skip
 _GROUPS = [
     "reward", "reward parts", "evaluation", "completion", "groups", "policy", "value", "supervised", "sampler",
-    "optimizer", "gradient by position", "speed", "memory",
+    "rollout", "mtp", "optimizer", "gradient by position", "speed", "memory",
 ]  # fmt: skip
+FAMILIES = {
+    "rollout/draft_length_share_": ("Draft lengths", "{} drafted"),
+    "rollout/accepted_share_": ("Drafts accepted up to a token", "token {}"),
+    "mtp/loss_": ("MTP heads, loss", "head {}"),
+    "mtp/accuracy_": ("MTP heads, accuracy", "head {}"),
+}
+"""Beginning of the names that differ by a number -> their one chart's label, and a line's."""
 VERDICT_WORDS = {"good": "good", "warning": "warning", "bad": "bad", "none": "no verdict"}
 NAMES_OF_KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 Values = Mapping[str, Sequence[float]]
@@ -50,6 +58,7 @@ class Chart:
     description: str
     unit: str
     format: str
+    """percent, bytes, seconds, or empty for plain numbers."""
     latest: str
     legend: list[tuple[str, str]]
     optional: bool = False
@@ -86,6 +95,7 @@ def display(name: str, value: float | None) -> tuple[str, str]:
                 "steps",
                 "groups",
                 "rollbacks",
+                "updates",
             ) else ""
         case "si" | "digits" | "scientific":
             return number(value if value % 1 or abs(value) < 1000 else int(value)), about.unit
@@ -151,6 +161,7 @@ def overview_charts(run: Run, stage: str, values: Values) -> ChartSet:
         _chart(["optimizer/gradient_norm"], values),
         _chart(["policy/clip_share"], values),
         *([_chart(["value/explained_variance"], values)] if "value/explained_variance" in values else []),
+        *([_chart(["rollout/tokens_per_forward"], values)] if "rollout/drafted_tokens" in values else []),
         _chart(["throughput/tokens_per_s"], values),
         _chart(["evaluation/accuracy_greedy", "evaluation/accuracy_sampled"], values, label="Held-out accuracy"),
     ]
@@ -158,26 +169,41 @@ def overview_charts(run: Run, stage: str, values: Values) -> ChartSet:
 
 
 def all_charts(run: Run, stage: str, values: Values) -> ChartSet:
-    """One chart a metric, metrics of a group side by side."""
-    names = sorted(values, key=_place)
+    """One chart a metric, or a family of them; metrics of a group side by side."""
     with_rollouts = run.config["stages"][stage_index(stage)]["kind"] != "sft"
-    return _chart_set(run, stage, [_chart([name], values) for name in names], with_rollouts=with_rollouts, wide=True)
+    charts = [_chart(names, values, FAMILIES[family][0] if family else "") for family, names in _by_family(values)]
+    return _chart_set(run, stage, charts, with_rollouts=with_rollouts, wide=True)
 
 
-def _place(name: str) -> tuple[int, int, str]:
-    """Order of a metric among the charts: its group, then the catalogue's order."""
+def _by_family(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Names of each chart, in order; the family is empty for a metric that stands alone."""
+    alone_or_family = groupby(sorted(names, key=_place), key=lambda name: family_of(name) or name)
+    return [(key if key in FAMILIES else "", list(members)) for key, members in alone_or_family]
+
+
+def family_of(name: str) -> str:
+    """Example: family_of("mtp/loss_2") == "mtp/loss_"; empty when its name ends in no number or has no family."""
+    start = name.rstrip("0123456789")
+    return start if start != name and start in FAMILIES else ""
+
+
+def _place(name: str) -> tuple[int, int, int, int, str]:
+    """Order of a metric among the charts: its group, then the catalogue's order, then families by their number."""
     group = info(name).group
-    known = list(METRICS)
+    known, families = list(METRICS), list(FAMILIES)
+    family = family_of(name)
     return (
         _GROUPS.index(group) if group in _GROUPS else len(_GROUPS),
-        known.index(name) if name in METRICS else len(known) + _first_number(name),
+        known.index(name) if name in METRICS else len(known),
+        families.index(family) if family else -1,
+        _first_number(name),
         name,
     )
 
 
 def _first_number(name: str) -> int:
-    """Example: _first_number("gradient/position/512-1023") == 512; 0 without one."""
-    digits = name.rpartition("/")[2].partition("-")[0]
+    """Example: _first_number("gradient/position/512-1023") == 512, of "mtp/loss_2" 2; 0 without one."""
+    digits = name.rpartition("/")[2].partition("-")[0].rpartition("_")[2]
     return int(digits) if digits.isdecimal() else 0
 
 
@@ -190,7 +216,7 @@ def _chart(names: list[str], values: Values, label: str = "") -> Chart:
         label=label or about.label,
         description=about.description,
         unit=about.unit if about.format in ("digits", "si", "scientific") else "s" if about.format == "seconds" else "",
-        format="percent" if about.format == "percent" else "bytes" if about.format == "bytes" else "",
+        format=about.format if about.format in ("percent", "bytes", "seconds") else "",
         latest=f"{text} {unit}".strip(),
         legend=[(name, _short(name)) for name in names],
         smooth=not names[0].startswith("evaluation/"),
@@ -200,6 +226,8 @@ def _chart(names: list[str], values: Values, label: str = "") -> Chart:
 def _short(name: str) -> str:
     """Example: "reward/part/accuracy/mean" -> "accuracy"."""
     parts = name.split("/")
+    if family := family_of(name):
+        return FAMILIES[family][1].format(name.removeprefix(family))
     return parts[2] if name.startswith("reward/part/") else info(name).label.removeprefix("Accuracy, ").lower()
 
 
@@ -208,6 +236,18 @@ def _chart_set(run: Run, stage: str, charts: list[Chart], *, with_rollouts: bool
     url = f"/runs/{run.number}/series?{urlencode({'stage': stage, 'names': json.dumps(names)})}"
     step_url = f"/runs/{run.number}/steps/{quote(stage)}/STEP" if with_rollouts else ""
     return ChartSet(stage, url, step_url, charts, wide)
+
+
+def newest_values(session: Session, run: Run, stage: str, prefix: str) -> dict[str, float]:
+    """Finite values of the newest step that has metrics whose names begin so; what that step did not tell is absent."""
+    own = select(Series.name, Point.value, Point.step, Series.attempt_id)
+    own = own.join(Attempt, Attempt.id == Series.attempt_id).join(Point, Point.series_id == Series.id)
+    own = own.where(Attempt.run_id == run.id, Series.stage == stage, Series.name.startswith(prefix, autoescape=True))
+    newest = session.execute(own.order_by(Point.step.desc(), Attempt.number.desc()).limit(1)).first()
+    if newest is None:
+        return {}
+    query = own.where(Point.step == newest.step, Series.attempt_id == newest.attempt_id, Point.value.is_not(None))
+    return {row.name: row.value for row in session.execute(query)}
 
 
 def new_points(session: Session, run: Run, stage: str, after: int) -> dict[str, list[list[int | float | str | None]]]:

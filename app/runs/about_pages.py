@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-import yaml
 from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
@@ -18,6 +17,7 @@ from app.runs.pages import framed
 from app.security import Reader
 from app.sessions import AppStore, ReadSession
 from app.web import page, pages_router
+from app.yaml_text import yaml_text
 
 router = pages_router()
 
@@ -72,7 +72,7 @@ def config(request: Request, user: Reader, session: ReadSession, store: AppStore
     parent = _parent(session, run)
     context = ConfigContext(
         frame=framed(session, store, run, user, "config"),
-        yaml=_yaml(run),
+        yaml=yaml_text(run.config),
         config_hash=run.config_hash,
         git_commit=run.git_commit or (started.payload.get("git_commit") if started else None),
         config_href=f"/configs/{named.name}/{named.version}" if named else "",
@@ -101,12 +101,8 @@ def _parent(session: Session, run: Run) -> tuple[str, str, str]:
     return (f"/runs/{origin.number}", "cloned from", f"#{origin.number}") if origin else ("", "", "")
 
 
-def _yaml(run: Run) -> str:
-    return str(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100))
-
-
 @router.get("/runs/{number}/config.yaml")
 def download_config(_: Reader, session: ReadSession, number: str) -> Response:
     run = service.get_run(session, number)
     disposition = f'attachment; filename="run-{run.number}.yaml"'
-    return Response(_yaml(run), media_type="application/yaml", headers={"Content-Disposition": disposition})
+    return Response(yaml_text(run.config), media_type="application/yaml", headers={"Content-Disposition": disposition})

@@ -39,6 +39,14 @@ REASONS = {
         "The self-test failed",
         "Correct what it names; set self_test to warn only when you know why a check does not hold.",
     ),
+    "weight_sync_failed": (
+        "The sampler did not take over the weights",
+        "Look at the sampler's log for what the update met; restart its servers, or sample with rollout.backend torch.",
+    ),
+    "rollout_unavailable": (
+        "Nothing was left to sample with",
+        "Start the servers again or correct rollout.addresses; without vLLM on the worker run make install-vllm there.",
+    ),
     "checkpoint_invalid": ("A checkpoint is damaged", "Start from an older checkpoint."),
     "worker_lost": (
         "The worker was lost too often",

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
-import yaml
 from fastapi import Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
@@ -29,6 +28,7 @@ from app.runs import service
 from app.security import Reader, Runner, allowed
 from app.sessions import AppDatabase, AppSettings, ReadSession, WriteSession
 from app.web import page, pages_router, redirect
+from app.yaml_text import yaml_text
 from grpo_engine.config import RunConfig
 from grpo_engine.config_errors import load_config, read_yaml
 from grpo_engine.errors import InvalidConfig, Problem
@@ -102,15 +102,17 @@ def _opened(session: Session, preset: str, config: str, clone: str, checkpoint: 
         run = session.get_one(Run, row.run_id)
         data = {**service.clone_config(run), "name": f"{run.name}, from step {row.step}"[:200]}
         words = f"checkpoint of run #{run.number}, stage {row.stage}, step {row.step}"
-        return Draft(data, _dump(data), "form", checkpoint=str(row.id), source=words)
+        return Draft(data, yaml_text(data), "form", checkpoint=str(row.id), source=words)
     if clone:
         run = service.get_run(session, clone)
         data = service.clone_config(run)
-        return Draft(data, _dump(data), "form", parent=str(run.id), source=f"run #{run.number}")
+        return Draft(data, yaml_text(data), "form", parent=str(run.id), source=f"run #{run.number}")
     if config:
         named = _named(session, config)
         words = f"config {named.name}, version {named.version}"
-        return Draft(named.data, _dump(named.data), "form", config_ref=f"{named.name}@{named.version}", source=words)
+        return Draft(
+            named.data, yaml_text(named.data), "form", config_ref=f"{named.name}@{named.version}", source=words
+        )
     names = [known.name for known in configs.presets()]
     chosen = configs.get_preset(preset or ("demo" if "demo" in names else names[0]))
     data = chosen.config.model_dump(mode="json")
@@ -157,7 +159,7 @@ def _edited(draft: Draft, op: str) -> Draft:
     if verb == draft.view:
         return draft
     if verb == "yaml":
-        return replace(draft, yaml=_dump(draft.data), view="yaml")
+        return replace(draft, yaml=yaml_text(draft.data), view="yaml")
     if verb == "form":
         return replace(draft, data=_loaded(draft.yaml), view="form")
     path, _, kind = rest.partition(" ")
@@ -269,10 +271,6 @@ def _draft(fields: Mapping[str, str]) -> Draft:
 def _config(draft: Draft) -> RunConfig:
     """Raises Invalid with every problem."""
     return configs.parse(draft.data if draft.view == "form" else draft.yaml)
-
-
-def _dump(data: Mapping[str, Any]) -> str:
-    return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=100))
 
 
 def _loaded(text: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from grpo_engine.errors import Problem
 
 router = pages_router()
 MAX_POINTS = 1500
+MAX_SERIES = 200
 
 
 # ---------------------------------------------------------------- overview and charts
@@ -59,7 +60,7 @@ def overview(
     context = OverviewContext(
         frame=frame,
         chart_set=overview_charts(run, frame.stage, frame.values) if has_steps(frame.values) else None,
-        side=build_side(session, store, run, can_run=allowed(user, "run")),
+        side=build_side(session, store, run, frame.stage, can_run=allowed(user, "run")),
         waiting_text=text,
         waiting_command=command,
     )
@@ -105,7 +106,7 @@ def series(
     """Points of a stage for the page's charts: [step, value, kind], steps as counted within the stage."""
     run = service.get_run(session, number)
     try:
-        wanted = [str(name) for name in json.loads(names)][:100]
+        wanted = [str(name) for name in json.loads(names)][:MAX_SERIES]
     except (ValueError, TypeError) as error:
         raise Invalid.of(
             [Problem("names", names[:60], "is not a JSON list of metric names", 'such as ["loss"]')]

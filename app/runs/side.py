@@ -1,4 +1,5 @@
-"""What asks for a decision beside the charts: early stopping, findings, the best and the worst completion."""
+"""What stands beside the charts: what asks for a decision (early stopping, findings, the best and the worst
+completion), and how completions are sampled."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from app.artifacts import ArtifactStore
 from app.errors import AppError
 from app.findings.service import list_findings
 from app.formatting import MISSING, percent
+from app.metrics.display import newest_values
 from app.models import Attempt, FindingRow, RolloutBatch, Run
 from app.rollouts import files
 from app.rollouts import service as rollouts
 from app.rollouts.batches import BatchView, batch_view
 from app.rollouts.views import Segment, segments
 from app.runs import service
+from app.runs.rollout_card import RolloutCard, rollout_card
 from app.runs.self_tests import SelfTestCard, self_test_card
 from app.runs.states import TERMINAL_STATES
 
@@ -98,9 +101,11 @@ class Side:
     findings: list[FindingLine]
     num_open: int
     samples: Samples | None
+    rollout: RolloutCard | None
 
 
-def build_side(session: Session, store: ArtifactStore, run: Run, *, can_run: bool) -> Side:
+def build_side(session: Session, store: ArtifactStore, run: Run, stage: str, *, can_run: bool) -> Side:
+    """`stage`: whose figures the page shows."""
     found = finding_lines(session, run)
     num_open = sum(line.state == "open" for line in found)
     shown = sorted(found, key=lambda line: line.state != "open")[:MAX_FINDINGS]
@@ -110,7 +115,14 @@ def build_side(session: Session, store: ArtifactStore, run: Run, *, can_run: boo
         shown,
         num_open,
         best_and_worst(session, store, run),
+        _rollout(session, run, stage),
     )
+
+
+def _rollout(session: Session, run: Run, stage: str) -> RolloutCard | None:
+    latest = newest_values(session, run, stage, "rollout/") | newest_values(session, run, stage, "mtp/")
+    sync = service.newest_event(session, run, "weight_sync")
+    return rollout_card(run, stage, latest, sync.payload if sync else None)
 
 
 # ---------------------------------------------------------------- early stopping

@@ -66,6 +66,7 @@ def check_data(
         )
     )  # fmt: skip
     _check_held_out(stage, index, len(held_out), report)
+    prompts, held_out = _without_too_long(stage, field, prompts, held_out, shape, report)
     _check_vocabulary(prompts, tokenizer, field, report)
     return ReadStage(prompts, _check_lengths(stage, index, [*prompts, *held_out], tokenizer, shape, report))
 
@@ -92,6 +93,29 @@ def _refuse_data(stage: Stage, field: str, sentence: str, report: Report) -> Non
     report.refuse(
         f"{field}.{name}", getattr(stage.data, name, ""), message or remedy, remedy if message else "correct it"
     )
+
+
+def _without_too_long(
+    stage: Stage, field: str, prompts: list[Prompt], held_out: list[Prompt], shape: ModelShape | None, report: Report
+) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts that a run uses: reinforcement learning leaves those out that no completion could follow. Where none
+    would be left, all stay, to be refused."""
+    if shape is None or not isinstance(stage, RLStage):
+        return prompts, held_out
+    limit = shape.max_context_tokens
+    fitting = [prompt for prompt in prompts if len(prompt.token_ids) < limit]
+    if not fitting:
+        return prompts, held_out
+    kept = [prompt for prompt in held_out if len(prompt.token_ids) < limit]
+    num_dropped = len(prompts) - len(fitting) + len(held_out) - len(kept)
+    if num_dropped:
+        longest = max([*prompts, *held_out], key=lambda prompt: len(prompt.token_ids))
+        message = (
+            f"{num_dropped} of {len(prompts) + len(held_out)} prompts leave no room in the model's context of {limit} "
+            f"tokens and will be left out; the longest, {longest.id}, has {len(longest.token_ids)}"
+        )
+        report.warn(field, longest.text, message, "shorten or remove them, or use a model with a longer context")
+    return fitting, kept
 
 
 def _check_held_out(stage: Stage, index: int, num_held_out: int, report: Report) -> None:

@@ -116,15 +116,18 @@ def check_prompt_lengths(prompts: Iterable[Prompt], max_context_tokens: int) -> 
 
 
 class WithinContext:
-    """A source whose prompts are held against the model's context as they are taken."""
+    """A source whose prompts are held against the model's context as they are taken.
 
-    def __init__(self, source: PromptSource, max_context_tokens: int) -> None:
+    With `drop` those that are too long are left out, so that `take` may give fewer; else they are an error."""
+
+    def __init__(self, source: PromptSource, max_context_tokens: int, *, drop: bool = False) -> None:
         self.size = source.size
         self._source = source
         self._max_context_tokens = max_context_tokens
+        self._drop = drop
 
     def take(self, position: int, count: int) -> list[Prompt]:
-        """Raises DataError naming a prompt that is empty or leaves no room for one token."""
+        """Raises DataError naming a prompt that is empty, or leaves no room for one token and is not dropped."""
         return self._checked(self._source.take(position, count))
 
     def held_out(self, count: int) -> list[Prompt]:
@@ -132,5 +135,7 @@ class WithinContext:
         return self._checked(self._source.held_out(count))
 
     def _checked(self, prompts: list[Prompt]) -> list[Prompt]:
+        if self._drop:
+            prompts = [prompt for prompt in prompts if len(prompt.token_ids) < self._max_context_tokens]
         check_prompt_lengths(prompts, self._max_context_tokens)
         return prompts

@@ -64,6 +64,9 @@ METRICS: dict[str, MetricInfo] = {
     "groups/trained": MetricInfo(
         "Groups trained", "groups", "Groups that the step trained on.",
         "groups", "integer", "good"),
+    "groups/too_long": MetricInfo(
+        "Prompts left out", "prompts", "Prompts of the batch that leave no room for a completion in the context.",
+        "groups", "integer", "bad"),
     "advantage/abs_mean": MetricInfo(
         "Mean |advantage|", "", "Mean absolute advantage of the step's completions.",
         "groups", "digits", "neutral"),
@@ -131,6 +134,45 @@ METRICS: dict[str, MetricInfo] = {
     "staleness/max": MetricInfo(
         "Staleness", "steps", "Most optimizer steps between sampling and training of a completion.",
         "sampler", "integer", "bad"),
+    "rollout/tokens_per_forward": MetricInfo(
+        "Tokens a forward", "tokens", "Tokens that a row gained in a forward pass, on average; 1 without drafts.",
+        "rollout", "digits", "good"),
+    "rollout/draft_gain": MetricInfo(
+        "Gain by drafts", "", "Estimated sampling speed with drafts as a multiple of that without.",
+        "rollout", "digits", "good"),
+    "rollout/accepted_share": MetricInfo(
+        "Drafts accepted", "", "Share of drafted tokens that the policy accepted.",
+        "rollout", "percent", "good"),
+    "rollout/draft_length_mean": MetricInfo(
+        "Draft length", "tokens", "Tokens drafted in a step, on average; 0 where none were worth it.",
+        "rollout", "digits", "neutral"),
+    "rollout/drafted_tokens": MetricInfo(
+        "Drafted tokens", "tokens", "Tokens drafted in the batch.",
+        "rollout", "integer", "neutral"),
+    "rollout/slot_use_share": MetricInfo(
+        "Slots in use", "", "Share of the decoder's row slots that held an unfinished completion, over all its steps.",
+        "rollout", "percent", "good"),
+    "rollout/straggler_rows": MetricInfo(
+        "Stragglers", "rows", "Completions that were decoded at the end, in a batch of their own.",
+        "rollout", "integer", "neutral"),
+    "rollout/cached_prompt_share": MetricInfo(
+        "Prompt tokens cached", "", "Share of prompt tokens that vLLM had computed already, for others of their group.",
+        "rollout", "percent", "good"),
+    "rollout/servers_ready": MetricInfo(
+        "Servers", "servers", "vLLM servers that get work, those of all ranks.",
+        "rollout", "integer", "good"),
+    "rollout/requests_retried": MetricInfo(
+        "Requests tried again", "requests", "Completions that went to another server because theirs failed.",
+        "rollout", "integer", "bad"),
+    "rollout/sync_s": MetricInfo(
+        "Weight update", "s", "Time until the sampler had the trainer's weights, without the probe.",
+        "rollout", "seconds", "bad"),
+    "rollout/probe_gap_nats": MetricInfo(
+        "Probe gap", "nats", "Largest difference between sampler and trainer in the probe that follows each update.",
+        "rollout", "scientific", "bad"),
+    "rollout/weight_updates_repeated": MetricInfo(
+        "Updates repeated", "updates", "Weight updates sent a second time because the probe had failed.",
+        "rollout", "integer", "bad"),
     "optimizer/gradient_norm": MetricInfo(
         "Gradient norm", "", "L2 norm of the gradient before clipping.",
         "optimizer", "digits", "neutral"),
@@ -200,6 +242,19 @@ _PART_MEAN = MetricInfo("", "", "Mean value of this reward part, before its weig
 _PART_ABSTAINED = MetricInfo(
     "", "", "Share of completions that this reward part did not judge.", "reward parts", "percent", "bad"
 )
+_ACCEPTED_AT = MetricInfo(
+    "", "", "Share of drafts of at least this length whose token in this place was accepted with all before it.",
+    "rollout", "percent", "good",
+)  # fmt: skip
+_DRAFTS_OF = MetricInfo("", "", "Share of decoding steps with drafts of this length.", "rollout", "percent", "neutral")
+_MTP_LOSS = MetricInfo(
+    "", "nats", "Cross entropy of the prediction head that guesses this many tokens beyond the next one.",
+    "mtp", "digits", "bad",
+)  # fmt: skip
+_MTP_ACCURACY = MetricInfo(
+    "", "", "Share of trained tokens that the prediction head's first guess met, this many beyond the next one.",
+    "mtp", "percent", "good",
+)  # fmt: skip
 _GRADIENT_OF_POSITIONS = MetricInfo(
     "", "", "Squared gradient norm of the hidden states at these completion positions; fading ones learn little.",
     "gradient by position", "scientific", "neutral",
@@ -207,8 +262,9 @@ _GRADIENT_OF_POSITIONS = MetricInfo(
 
 
 def info(name: str) -> MetricInfo:
-    """The metric's entry; for reward/part/<part>/mean, …/abstained_share, gradient/position/<first>-<last>
-    and unknown names, one made for it."""
+    """The metric's entry; for reward/part/<part>/mean, …/abstained_share, gradient/position/<first>-<last>,
+    mtp/loss_<depth>, mtp/accuracy_<depth>, rollout/accepted_share_<place>, rollout/draft_length_share_<length> and
+    unknown names, one made for it."""
     if name in METRICS:
         return METRICS[name]
     match name.split("/"):
@@ -216,6 +272,14 @@ def info(name: str) -> MetricInfo:
             return replace(_PART_MEAN, label=f"Part {part}")
         case ["reward", "part", part, "abstained_share"]:
             return replace(_PART_ABSTAINED, label=f"Part {part}, abstained")
+        case ["mtp", numbered] if numbered.startswith("loss_"):
+            return replace(_MTP_LOSS, label=f"Prediction head {numbered.rpartition('_')[2]}, loss")
+        case ["mtp", numbered] if numbered.startswith("accuracy_"):
+            return replace(_MTP_ACCURACY, label=f"Prediction head {numbered.rpartition('_')[2]}, accuracy")
         case ["gradient", "position", span]:
             return replace(_GRADIENT_OF_POSITIONS, label=f"Gradient, tokens {span.replace('-', '–')}")
+        case ["rollout", numbered] if numbered.startswith("accepted_share_"):
+            return replace(_ACCEPTED_AT, label=f"Accepted, token {numbered.rpartition('_')[2]}")
+        case ["rollout", numbered] if numbered.startswith("draft_length_share_"):
+            return replace(_DRAFTS_OF, label=f"Drafts of {numbered.rpartition('_')[2]}")
     return MetricInfo(name, "", "Not in the catalogue.", name.split("/")[0], "digits", "neutral")

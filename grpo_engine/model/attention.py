@@ -6,15 +6,15 @@ queries never see the padding, so that no mask is needed. Rows that share a prom
 and repeat them here; gradients of the copies add up in a fixed order, without atomics.
 
 The function is registered with transformers under IMPLEMENTATION and stays set on the model for good: gradient
-checkpointing calls layers again in the backward pass. The layout travels as a keyword argument; a call without one
-(the sampler's, with its cache) is plain SDPA.
+checkpointing calls layers again in the backward pass. The layout travels as a keyword argument. The sampler passes an
+object that holds its rows' keys and values instead (rollout/rows.py); a call without either is plain SDPA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 IMPLEMENTATION = "cohort_packed"
 LAYOUT_ARGUMENT = "packed_layout"
+CACHE_ARGUMENT = "attention_cache"
 CALL_COST_TOKENS = 48.0
 """What one more call of SDPA costs, in tokens of padding that could be computed instead."""
 QUADRATIC_TOKENS = 256.0
@@ -63,6 +64,18 @@ class PackedLayout:
             distance = torch.arange(width, device=device)[:, None] - torch.arange(width, device=device)
             self.bands[key] = (distance >= 0) & (distance < window)
         return self.bands[key]
+
+
+class AttentionCache(Protocol):
+    """What a sampler keeps between forward passes, in place of transformers' cache."""
+
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None,
+        window: int | None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of a layer's new tokens, [B, heads, Q, width], to those kept and to each other: [B, Q, heads,
+        width]."""
+        ...
 
 
 # ---------------------------------------------------------------- layout
@@ -194,19 +207,24 @@ def packed_attention(
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     packed_layout: PackedLayout | None = None,
+    attention_cache: AttentionCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query, key, value [1, heads, N, width] to [1, N, heads, width]; without a layout, transformers' SDPA.
+    """query, key, value [1, heads, N, width] to [1, N, heads, width], or what the cache makes of them; without layout
+    and cache, transformers' SDPA.
 
-    Raises ValueError for attention that is not causal or has a position bias, which buckets do not support."""
-    if packed_layout is None:
+    Raises ValueError for attention that is not causal or has a position bias, which neither of them supports."""
+    if packed_layout is None and attention_cache is None:
         kwargs |= {"scaling": scaling, "sliding_window": sliding_window, "is_causal": is_causal}
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, **kwargs)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not causal or any(kwargs.get(name) is not None for name in UNCLEAR_ARGUMENTS):
-        raise ValueError("packed attention is causal and takes no position bias")
+        raise ValueError("packed and cached attention are causal and take no position bias")
+    if attention_cache is not None:
+        return attention_cache.attend(module, query, key, value, scaling, sliding_window), None
+    assert packed_layout is not None
     packed_layout.windows.add(sliding_window)
-    dtype = _compute_dtype(query)
+    dtype = compute_dtype(query)
     buckets = zip(*(_buckets(tensor.to(dtype), packed_layout) for tensor in (query, key, value)), strict=True)
     outputs = []
     with torch.autocast(query.device.type, enabled=False):
@@ -227,7 +245,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, band: Tensor | None, dropout: float
     )
 
 
-def _compute_dtype(query: Tensor) -> torch.dtype:
+def compute_dtype(query: Tensor) -> torch.dtype:
     """bfloat16 under autocast on an accelerator. On CPUs its backward kernel is several times slower than float32."""
     device = query.device.type
     if not torch.is_autocast_enabled(device):

@@ -25,6 +25,7 @@ from transformers import (
 
 from grpo_engine.config import FolderModel, ModelConfig, TinyLlamaModel
 from grpo_engine.errors import InvalidConfig, Problem
+from grpo_engine.model.mtp import MTPHeads
 from grpo_engine.model.tokenizer import character_tokenizer
 
 UNLIMITED_TOKENS = 1 << 20
@@ -45,6 +46,8 @@ class Policy:
     device: torch.device
     base_sha256: str | None = None
     """`adapters.base_hash` of the model before it got an adapter; None without one, or where nobody asked yet."""
+    mtp: MTPHeads | None = None
+    """Heads that draft for this policy, no part of `model`; None where the config wants none."""
 
 
 def load_policy(config: ModelConfig, *, seed: int, dtype: str, device: torch.device) -> Policy:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import NonFinite
+from grpo_engine.pipeline.prompts import take_fitting
 from grpo_engine.pipeline.shares import contiguous_share
 from grpo_engine.protocols import Communicator, PromptSource, Sampler, Scorer, ValueScorer
 from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout, SampleRequest, TrainRow
@@ -38,6 +39,8 @@ class Batch:
     smoothed_reward: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent by the slowest rank: rollout, reward, reference."""
+    num_too_long: int = 0
+    """Prompts left out because the model's context has no room for a completion of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class SynchronousPipeline:
 
     def next_batch(self, number: int, position: int, policy_version: int, smoothed: float | None = None) -> Batch:
         """Consumes prompts at `position`; waits for the other ranks; produces a scored batch. Collective."""
-        prompts = self.source.take(position, self.prompts_per_step)
+        prompts, end = take_fitting(self.source, position, self.prompts_per_step)
         places = contiguous_share(len(prompts), self.communicator.rank, self.communicator.world_size)
         mine, seconds, broken = self._own_share(number, places, [prompts[place] for place in places])
         gathered = self.communicator.gather((mine, seconds, broken))
@@ -68,7 +71,8 @@ class SynchronousPipeline:
             raise NonFinite(fault)
         groups, smoothed = self.assign([group for part, *_ in gathered for group in part], smoothed)
         slowest = {name: max(times.get(name, 0.0) for _, times, _ in gathered) for name in seconds}
-        return Batch(number, groups, position + len(prompts), policy_version, smoothed, slowest)
+        num_too_long = end - position - len(prompts)
+        return Batch(number, groups, end, policy_version, smoothed, slowest, num_too_long)
 
     def _own_share(
         self, number: int, places: Sequence[int], prompts: Sequence[Prompt]

@@ -1,4 +1,9 @@
-"""From logits and one uniform number a row to tokens and their log-probabilities."""
+"""From logits and one uniform number a row to tokens and their log-probabilities.
+
+A token is the inverse of the cumulative distribution, in token-id order, at the row's number. Large vocabularies are
+searched in two steps, first the block of ids and then the id in it: sums of blocks are float32, everything cumulative
+is float64. So a token's probability is exact but for float32 rounding, and one of probability 0 never comes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.model.truncation import IMPOSSIBLE, cumulative, kept_mask
+from grpo_engine.model.truncation import BLOCK_IDS, by_blocks, cumulative, kept_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +34,61 @@ def choose(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | Non
 
     At temperature 0 the log-probabilities are those at temperature 1.
     """
-    scaled_BV = logits_BV.float() / (sampling.temperature or 1.0)
-    full_BV = torch.log_softmax(scaled_BV, dim=-1)
-    kept_BV = None
-    sampled_BV = full_BV
+    scaled_BV = logits_BV.float()
+    if sampling.temperature not in (0, 1):
+        scaled_BV = scaled_BV / sampling.temperature
+    highest_B, likeliest_B = scaled_BV.max(dim=-1)
+    weights_BV = (scaled_BV - highest_B[:, None]).exp_()
+    full_sums = _block_sums(weights_BV)
+    kept_BV, sampled_BV, sums = None, weights_BV, full_sums
     if sampling.truncated:
         kept_BV = kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
-        sampled_BV = torch.log_softmax(scaled_BV.masked_fill(~kept_BV, IMPOSSIBLE), dim=-1)
-    tokens_B = scaled_BV.argmax(-1) if uniforms_B is None else inverse_distribution(sampled_BV, uniforms_B)
-    index_B1 = tokens_B[:, None]
-    return Choice(tokens_B, sampled_BV.gather(1, index_B1)[:, 0], full_BV.gather(1, index_B1)[:, 0], kept_BV)
+        sampled_BV = weights_BV * kept_BV
+        sums = _block_sums(sampled_BV)
+    tokens_B = likeliest_B if uniforms_B is None else _search(sampled_BV, sums, uniforms_B)
+    chosen_B = scaled_BV.gather(1, tokens_B[:, None])[:, 0] - highest_B
+    logprobs_B, full_logprobs_B = (chosen_B - total[:, -1].log().float() for total in (sums, full_sums))
+    return Choice(tokens_B, logprobs_B, full_logprobs_B, kept_BV)
 
 
 def inverse_distribution(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """First token id whose cumulative probability exceeds the number in [0, 1); never one of probability 0."""
-    cumulative_BV = cumulative(logprobs_BV.double().exp())
-    total_B = cumulative_BV[:, -1]
-    # Below the total even when the product rounds up to it, so that the search always ends at a possible token.
-    target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    found_B = torch.searchsorted(cumulative_BV, target_B[:, None], right=True)[:, 0]
-    return found_B.clamp(max=logprobs_BV.shape[-1] - 1)
+    """First token id whose cumulative probability exceeds the number in [0, 1); never one of probability 0. The
+    log-probabilities need not be normalised."""
+    weights_BV = (logprobs_BV - logprobs_BV.amax(-1, keepdim=True)).exp()
+    return _search(weights_BV, _block_sums(weights_BV), uniforms_B)
+
+
+def _block_sums(weights_BV: Tensor) -> Tensor:
+    """[B, blocks] float64: weight up to and with each block; a small vocabulary is one block an id."""
+    blocks, rest = by_blocks(weights_BV)
+    if blocks is None:
+        return cumulative(weights_BV.double())
+    sums = blocks.sum(-1)
+    if rest is not None:
+        sums = torch.cat([sums, rest.sum(-1, keepdim=True)], dim=-1)
+    return cumulative(sums.double())
+
+
+def _search(weights_BV: Tensor, sums_BN: Tensor, uniforms_B: Tensor) -> Tensor:
+    total_B = sums_BN[:, -1]
+    target_B = _below(uniforms_B * total_B, total_B)
+    block_B = _first_above(sums_BN, target_B)
+    vocabulary = weights_BV.shape[1]
+    if sums_BN.shape[1] == vocabulary:
+        return block_B
+    before_B = torch.where(block_B > 0, sums_BN.gather(1, (block_B - 1).clamp(min=0)[:, None])[:, 0], 0.0)
+    ids_BI = block_B[:, None] * BLOCK_IDS + torch.arange(BLOCK_IDS, device=weights_BV.device)
+    inside_BI = weights_BV.gather(1, ids_BI.clamp(max=vocabulary - 1)).double() * (ids_BI < vocabulary)
+    inside_BI = cumulative(inside_BI)
+    # The block's float32 sum may exceed what its ids add up to.
+    return block_B * BLOCK_IDS + _first_above(inside_BI, _below(target_B - before_B, inside_BI[:, -1]))
+
+
+def _below(target_B: Tensor, total_B: Tensor) -> Tensor:
+    """Below the total even where rounding reached it, so that a search always ends at a possible token."""
+    return torch.minimum(target_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
+
+
+def _first_above(cumulative_BN: Tensor, target_B: Tensor) -> Tensor:
+    found_B = torch.searchsorted(cumulative_BN, target_B[:, None].contiguous(), right=True)[:, 0]
+    return found_B.clamp(max=cumulative_BN.shape[1] - 1)

@@ -1,15 +1,21 @@
 """Module 1, rollout: batched decoding with a key-value cache over any Hugging Face causal language model.
 
-Each request has a random stream of its own (`SampleRequest.stream`); token t is the inverse of the cumulative
-distribution, in float64 and token-id order, at the stream's number t. What is sampled therefore does not depend on
-which requests share the batch or in which order they come; batch shapes change logits by float noise only, and a token
-can differ only where the stream's number lies within that noise of a boundary. Nothing depends on time.
+Each request has random streams of its own (`SampleRequest.stream`); token t is the inverse of the cumulative
+distribution, in token-id order, at number t of the stream `sample`. What is sampled therefore does not depend on which
+requests share the batch or in which order they come; batch shapes change logits by float noise only, and a token can
+differ only where the stream's number lies within that noise of a boundary. (Drafts that are sampled keep the
+distribution, not the tokens; docs/rollout.md.)
+
+Deterministic runs need no fixed shapes: rows start, leave and are refilled by requests and weights alone, never by
+time, so equal calls give equal bits. Only what is learned in a run, expected lengths and draft lengths, must be left
+out of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +24,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import DataError
-from grpo_engine.rollout.choice import choose
-from grpo_engine.rollout.decoding import DecodingBatch
-from grpo_engine.rollout.record import Record
-from grpo_engine.streams import uniforms
+from grpo_engine.rollout.decoding import Decoding, Limits
+from grpo_engine.rollout.expected_lengths import ExpectedLengths
+from grpo_engine.rollout.forward import Forward
+from grpo_engine.rollout.open_rows import open_rows, shared_rows_are_exact
+from grpo_engine.rollout.record import Sampled
+from grpo_engine.rollout.speculation import Speculator
+from grpo_engine.rollout.stop_texts import StopTexts
+from grpo_engine.rollout.waiting import Waiting
 from grpo_engine.types import Completion, FinishReason, SampleRequest
 
-COMPACT_BELOW = 0.75
-"""Finished rows leave the batch when fewer than this share is still alive."""
+ROOM_TOKENS = 256
+"""Tokens of a completion that are reserved at first."""
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -35,10 +45,10 @@ class TorchSampler:
     The module may be a copy, or with `shares_weights` the learner's own: then `load_weights` only takes the version,
     the weights being there already (an adapter's merged copies must not be written over its base).
 
-    At most `max_rows` requests are decoded together; requests with equal prompts share one prefill. `fixed_shapes`
-    keeps finished rows in the batch, so that every forward has the shape the requests imply; slower, and needed only
-    where the last bit must not depend on when other rows end. `dtype` bfloat16 computes under autocast;
-    log-probabilities are float32 always.
+    At most `max_rows` requests are decoded together; when some end, waiting ones take their places. Requests with
+    equal prompts share one prefill and its keys and values. `dtype` bfloat16 computes under autocast; log-probabilities
+    are float32 always. With a `speculator` steps draft and verify; with `lengths` prompts with long expected
+    completions start first, and stragglers wait until all others have started.
     """
 
     def __init__(
@@ -49,25 +59,31 @@ class TorchSampler:
         max_context_tokens: int,
         max_rows: int = 256,
         *,
-        fixed_shapes: bool = False,
         dtype: str = "float32",
         shares_weights: bool = False,
+        speculator: Speculator | None = None,
+        lengths: ExpectedLengths | None = None,
     ) -> None:
         unsupported = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - SUPPORTED_LAYERS
         if unsupported:
             raise ValueError(f"the sampler needs a key-value cache in every layer; the model has {sorted(unsupported)}")
         self.policy_version = 0
+        self.shares_weights = shares_weights
         self._model = model
         self._tokenizer = tokenizer
-        self._device = next(model.parameters()).device
         self._end_token_ids = frozenset(end_token_ids)
-        self._ends_E = torch.tensor(sorted(end_token_ids), dtype=torch.long, device=self._device)
         self._max_context_tokens = max_context_tokens
         self._max_rows = max_rows
-        self._fixed_shapes = fixed_shapes
         self._dtype = dtype
-        self._shares_weights = shares_weights
+        self._speculator = speculator
+        self._lengths = lengths
         self._token_texts: dict[int, str] = {}
+        self._metrics = SamplerMetrics()
+        was_training = model.training
+        model.train(False)
+        self._forward = Forward(model, max_context_tokens)
+        self._shared = shared_rows_are_exact(self._forward)
+        model.train(was_training)
 
     # ------------------------------------------------------------ protocol
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> list[Completion]:
@@ -77,19 +93,22 @@ class TorchSampler:
         """
         for request in requests:
             self._check_prompt(request)
+        if not requests:
+            return []
         was_training = self._model.training
         self._model.train(False)
         try:
-            completions: list[Completion] = []
-            for start in range(0, len(requests), self._max_rows):
-                chunk = requests[start : start + self._max_rows]
-                with torch.inference_mode(), self._autocast():
-                    record = self._decode(chunk, sampling)
-                record.check_finite()
-                completions.extend(self._completions(record))
-            return completions
+            with torch.inference_mode(), self._autocast():
+                decoding = self._decoding(requests, sampling)
+                decoding.run()
         finally:
             self._model.train(was_training)
+        sampled = decoding.record.finish()
+        self._metrics.add(decoding)
+        if self._lengths is not None and sampling.temperature > 0:
+            prompts = [request.prompt_ids for request in requests]
+            self._lengths.learn(prompts, [len(each.token_ids) for each in sampled])
+        return self._completions(sampled, decoding.stopped_N.tolist())
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Copy full weights into the module; tensors that already are the module's own are left as they are.
@@ -97,9 +116,17 @@ class TorchSampler:
         With `shares_weights` nothing is read from `weights`. Raises ValueError for a name the model lacks, a wrong
         shape, or a parameter that was not given.
         """
-        if not self._shares_weights:
+        if not self.shares_weights:
             self._copy(weights)
         self.policy_version = policy_version
+
+    def take_metrics(self) -> dict[str, float]:
+        """How full the batch was, and what drafts did."""
+        drafted = {} if self._speculator is None else self._speculator.take_metrics()
+        return self._metrics.take() | drafted
+
+    def close(self) -> None:
+        """Nothing to end: the module belongs to whoever made it."""
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -116,37 +143,17 @@ class TorchSampler:
             raise ValueError(f"{len(absent)} parameters were not given, {absent[0]} among them")
 
     # ------------------------------------------------------------ decoding
-    def _decode(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> Record:
-        budgets_N = self._budgets(requests, sampling.max_new_tokens)
-        num_steps = int(budgets_N.max())
-        uniforms_NT = self._uniforms(requests, num_steps) if sampling.temperature > 0 else None
-        batch = DecodingBatch(self._model, [request.prompt_ids for request in requests], self._max_context_tokens)
-        record = Record(len(requests), num_steps, self._device, truncated=sampling.truncated)
-        rows_B = torch.arange(len(requests), device=self._device)
-        for step in range(num_steps):
-            numbers_B = None if uniforms_NT is None else uniforms_NT[rows_B, step]
-            choice = choose(batch.logits_BV, sampling, numbers_B)
-            record.write(step, rows_B, choice)
-            ended_B = torch.isin(choice.tokens_B, self._ends_E) | (budgets_N[rows_B] <= step + 1)
-            live_B = record.close(step, rows_B, ended_B)
-            num_live = int(live_B.sum())
-            if num_live == 0:
-                break
-            tokens_B = choice.tokens_B
-            if num_live <= COMPACT_BELOW * len(rows_B) and not self._fixed_shapes:
-                kept_K = live_B.nonzero()[:, 0]
-                rows_B, tokens_B = rows_B[kept_K], tokens_B[kept_K]
-                batch.select_rows(kept_K)
-            batch.advance(tokens_B)
-        return record
-
-    def _budgets(self, requests: Sequence[SampleRequest], max_new_tokens: int) -> Tensor:
-        room = [self._max_context_tokens - len(request.prompt_ids) for request in requests]
-        return torch.tensor(room, device=self._device).clamp(max=max_new_tokens)
-
-    def _uniforms(self, requests: Sequence[SampleRequest], count: int) -> Tensor:
-        numbers = np.stack([uniforms(count, "sample", *request.stream) for request in requests])
-        return torch.from_numpy(numbers).to(self._device)
+    def _decoding(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> Decoding:
+        embeddings: Any = self._model.get_input_embeddings()
+        vocabulary = embeddings.weight.shape[0]
+        is_end_V = np.zeros(vocabulary, dtype=np.bool_)
+        is_end_V[[token for token in self._end_token_ids if token < vocabulary]] = True
+        longest = None if self._lengths is None else self._lengths.straggler_tokens
+        limits = Limits(self._max_rows, self._max_context_tokens, is_end_V, longest)
+        stop_texts = StopTexts(self._tokenizer, sampling.stop) if sampling.stop else None
+        waiting = Waiting(requests, self._lengths)
+        rows = open_rows(self._forward, shared=self._shared, room_tokens=min(sampling.max_new_tokens, ROOM_TOKENS))
+        return Decoding(rows, requests, sampling, limits, waiting, stop_texts, self._forward.device, self._speculator)
 
     def _check_prompt(self, request: SampleRequest) -> None:
         length = len(request.prompt_ids)
@@ -159,30 +166,23 @@ class TorchSampler:
             )
 
     def _autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype == "bfloat16")
+        return torch.autocast(self._forward.device.type, dtype=torch.bfloat16, enabled=self._dtype == "bfloat16")
 
     # ------------------------------------------------------------ records
-    def _completions(self, record: Record) -> list[Completion]:
-        kept_ids: Sequence[list[list[int]] | None] = record.kept_ids() or [None] * len(record.lengths_N)
-        columns = (record.tokens_NT.tolist(), record.logprobs_NT.tolist(), record.full_logprobs_NT.tolist(), kept_ids)
-        return [
-            self._completion(tokens[:length], logprobs[:length], full[:length], kept)
-            for length, tokens, logprobs, full, kept in zip(record.lengths_N.tolist(), *columns, strict=True)
-        ]
+    def _completions(self, sampled: Sequence[Sampled], stopped: Sequence[bool]) -> list[Completion]:
+        return [self._completion(each, stop) for each, stop in zip(sampled, stopped, strict=True)]
 
-    def _completion(
-        self, tokens: list[int], logprobs: list[float], full: list[float], kept: list[list[int]] | None
-    ) -> Completion:
-        stopped = tokens[-1] in self._end_token_ids
+    def _completion(self, sampled: Sampled, stopped: bool) -> Completion:
+        tokens = sampled.token_ids
         reason: FinishReason = "stop" if stopped else "length"
         return Completion(
             token_ids=tokens,
-            text=self._text(tokens[:-1] if stopped else tokens),
+            text=self._text(tokens[:-1] if tokens[-1] in self._end_token_ids else tokens),
             finish_reason=reason,
-            logprobs=logprobs,
-            full_logprobs=full,
+            logprobs=sampled.logprobs,
+            full_logprobs=sampled.full_logprobs,
             token_texts=[self._token_text(token) for token in tokens],
-            kept_ids=kept,
+            kept_ids=sampled.kept_ids,
             policy_version=self.policy_version,
         )
 
@@ -194,3 +194,27 @@ class TorchSampler:
     def _text(self, tokens: list[int]) -> str:
         text = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
+
+
+class SamplerMetrics:
+    """Counts between two calls of `take_metrics`."""
+
+    def __init__(self) -> None:
+        self._row_steps = self._live_steps = self._stragglers = 0
+
+    def add(self, decoding: Decoding) -> None:
+        """One call of `sample`."""
+        self._row_steps += decoding.num_row_steps
+        self._live_steps += decoding.num_live_steps
+        self._stragglers += decoding.num_stragglers
+
+    def take(self) -> dict[str, float]:
+        """By names of the metric catalogue; empty when nothing was decoded."""
+        if self._row_steps == 0:
+            return {}
+        values = {
+            "rollout/slot_use_share": self._live_steps / self._row_steps,
+            "rollout/straggler_rows": float(self._stragglers),
+        }
+        self._row_steps = self._live_steps = self._stragglers = 0
+        return values

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from grpo_engine.protocols import Communicator, Sampler
 from grpo_engine.stages.guards import BatchReward
 from grpo_engine.types import Group, Rollout
 
 PAGE_BYTES = 4096
+SUMMED = (
+    "rollout/drafted_tokens", "rollout/straggler_rows", "rollout/servers_ready", "rollout/requests_retried",
+)  # fmt: skip
+"""Metrics of a sampler that count something, over all ranks; the others are means of the ranks."""
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -70,6 +75,14 @@ def sampled_kl(groups: Sequence[Group]) -> float | None:
     reference = np.concatenate([np.asarray(rollout.ref_logprobs) for rollout in scored])
     gap = reference - np.concatenate([np.asarray(rollout.completion.full_logprobs) for rollout in scored])
     return float(np.mean(np.expm1(gap) - gap))
+
+
+def sampler_metrics(sampler: Sampler, ranks: Communicator) -> dict[str, float]:
+    """What the samplers of all ranks tell since they were last asked. Collective."""
+    told = ranks.gather(sampler.take_metrics())
+    names = dict.fromkeys(name for values in told for name in values)
+    by_name = {name: [values[name] for values in told if name in values] for name in names}
+    return {name: math.fsum(found) if name in SUMMED else _mean(found) for name, found in by_name.items()}
 
 
 def dropped_groups(groups: Sequence[Group]) -> dict[str, int]:

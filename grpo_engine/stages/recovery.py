@@ -10,6 +10,7 @@ from grpo_engine.errors import Diverged, NonFinite
 from grpo_engine.stages.context import StageContext, log
 from grpo_engine.stages.guards import Alarm, BatchReward
 from grpo_engine.stages.parts import RLParts
+from grpo_engine.stages.sync import send_weights
 from grpo_engine.training.checkpoint import TRAINER
 from grpo_engine.types import StepResult
 
@@ -68,7 +69,7 @@ def recover(context: StageContext, stage: RLStage, parts: RLParts, alarm: Alarm)
             f"(guards.max_rollbacks): {alarm.evidence} {where}; lower optimizer.learning_rate"
         )
     parts.learner.roll_back(good / TRAINER, stage.guards.rate_factor)
-    parts.sampler.load_weights(parts.learner.iter_full_weights(), parts.learner.policy_version)
+    send_weights(context, parts)
     guards.rolled_back()
     context.unproven, context.saved_step = None, -1  # what this step's checkpoint holds is no longer the policy
     context.progress.guards = guards.state()

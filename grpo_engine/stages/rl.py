@@ -14,7 +14,7 @@ from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.synchronous import Batch
 from grpo_engine.rollout_files import write_batch
 from grpo_engine.stages.context import Outcome, StageContext, crossed, log
-from grpo_engine.stages.measure import batch_metrics, resident_bytes
+from grpo_engine.stages.measure import batch_metrics, resident_bytes, sampler_metrics
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.stages.recovery import rescue
 from grpo_engine.stages.update import train_on_batch
@@ -53,12 +53,16 @@ def _turn(context: StageContext, stage: RLStage, parts: RLParts, warned: set[str
     """One batch from prompts to verdicts; True when early stopping ends the stage."""
     progress = context.progress
     started = time.perf_counter()
+    parts.sampler.take_metrics()  # what evaluation and probe did is not the step's
     batch = parts.pipeline.next_batch(
         progress.batch + 1, progress.prompt_position, progress.policy_version, progress.smoothed_reward
     )
     _write_rollouts(context, stage, batch)
     _warn_of_abstention(context, batch, warned)
-    values = batch_metrics(batch.groups) | train_on_batch(context, stage, parts, batch)
+    values = batch_metrics(batch.groups) | sampler_metrics(parts.sampler, context.communicator)
+    if parts.lengths is not None:
+        progress.lengths = parts.lengths.state()
+    values |= train_on_batch(context, stage, parts, batch)
     seconds = time.perf_counter() - started
     sampled = sum(len(rollout.completion.token_ids) for group in batch.groups for rollout in group.rollouts)
     values |= {f"time/{name}_s": spent for name, spent in batch.seconds.items()}
@@ -67,6 +71,8 @@ def _turn(context: StageContext, stage: RLStage, parts: RLParts, warned: set[str
         "time/step_s": seconds,
         "memory/rss_bytes": resident_bytes(),
     }
+    if batch.num_too_long:
+        values["groups/too_long"] = float(batch.num_too_long)
     if stage.advantage.smooth_rewards and batch.smoothed_reward is not None:
         values["reward/smoothed"] = batch.smoothed_reward
     context.metrics(progress.step, values)

@@ -15,6 +15,7 @@ from grpo_engine.stages.context import StageContext
 from grpo_engine.stages.measure import batch_reward, dropped_groups, sampled_kl
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.stages.recovery import guard
+from grpo_engine.stages.sync import rest, send_weights
 from grpo_engine.types import Group, Normalizer, StepResult, TrainRow, global_denominator
 
 
@@ -40,6 +41,7 @@ def train_on_batch(context: StageContext, stage: RLStage, parts: RLParts, batch:
     left alone: another policy sampled it."""
     progress = context.progress
     started = time.perf_counter()
+    rest(parts)
     staleness = float(parts.learner.policy_version - batch.policy_version)
     minibatches = [_minibatch(context, stage, parts.learner, groups) for groups in _split(batch.groups, stage)]
     values: dict[str, float] = {}
@@ -57,7 +59,7 @@ def train_on_batch(context: StageContext, stage: RLStage, parts: RLParts, batch:
         if guard(context, stage, parts, result, kl, reward) or progress.step >= stage.num_steps:
             break
         reward = None  # seen once
-    parts.sampler.load_weights(parts.learner.iter_full_weights(), parts.learner.policy_version)
+    values |= send_weights(context, parts)
     progress.prompt_position = batch.next_position
     progress.smoothed_reward = batch.smoothed_reward
     for notice in parts.learner.take_notices():

@@ -2,7 +2,8 @@
 
     1-rl-000040/
     ├── model.safetensors, config.json, generation_config.json, tokenizer files, README.md
-    ├── trainer/  masters.safetensors, optimizer.safetensors, learner.json, state.json, rng.json, rng-1.json …, value/
+    ├── trainer/  masters.safetensors, optimizer.safetensors, learner.json, state.json, rng.json, rng-1.json …, value/,
+    │             mtp/
     └── manifest.json
 
 With a LoRA adapter the root has all of this but weights, and `trainer/adapter/` holds the adapter in peft's format; the

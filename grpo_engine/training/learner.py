@@ -1,4 +1,4 @@
-"""TorchLearner: gradients and optimizer of one rank, for the policy and, in PPO, its critic.
+"""TorchLearner: gradients and optimizer of one rank, for the policy, in PPO its critic, and the heads that draft.
 
 Parameters are the float32 masters; `dtype` bfloat16 computes under autocast. One call of `accumulate` may hold a whole
 step or a part of it; the loss sum is divided by the caller's `global_denominator` (types.global_denominator over all
@@ -32,6 +32,7 @@ from grpo_engine.training import learner_state
 from grpo_engine.training.entropy_mask import keep_top_entropy
 from grpo_engine.training.learner_state import Counters, Part
 from grpo_engine.training.micro_batching import Critic, MicroBatches
+from grpo_engine.training.mtp import MTPTraining
 from grpo_engine.training.objectives import Objective
 from grpo_engine.training.optimizer import adamw, gradient_norm, scale_gradients, sum_gradients
 from grpo_engine.training.schedule import learning_rate
@@ -66,6 +67,7 @@ class TorchLearner:
         freeze_old: bool = False,
         value: ValueModel | None = None,
         value_config: ValueConfig | None = None,
+        mtp: MTPTraining | None = None,
         policy_version: int = 0,
     ) -> None:
         """`freeze_old`: `prepare` fills in old log-probabilities, as several updates of a batch need.
@@ -93,12 +95,13 @@ class TorchLearner:
         self._policy = _trained(model)
         self._critic = {} if value is None else _trained(value, prefix="value.")
         self._parameters = self._policy | self._critic
-        self._optimizer = adamw(self._policy, self._critic, optimizer)
+        self._mtp = mtp
+        self._optimizer = adamw(self._policy, self._critic, optimizer, mtp)
         self._limit = TokenLimit(memory.max_micro_batch_tokens, self._device)
         critic = None if value is None else Critic(value, self._value_config)
         self._passes = MicroBatches(
             forward, objective, limit=self._limit, pad_token_id=pad_token_id, critic=critic,
-            parameters=list(self._parameters.values()),
+            parameters=list(self._parameters.values()), mtp=mtp,
         )  # fmt: skip
 
     @property
@@ -136,7 +139,8 @@ class TorchLearner:
     def accumulate(self, batch: Sequence[TrainRow], global_denominator: float, *, rehearsal: bool = False) -> None:
         """Add the batch's gradient; rows without trained tokens are left out. Ranks do not meet.
 
-        `rehearsal`: the policy gets its gradient while the critic warms up too, for whoever looks and discards.
+        `rehearsal`: the policy gets its gradient while the critic warms up too, and the heads that draft get none, for
+        whoever looks and discards.
 
         When memory runs out the step's gradient is computed again with half the token limit, which stays. Raises
         OutOfMemory when a single row does not fit, ValueError for a senseless denominator."""
@@ -144,7 +148,8 @@ class TorchLearner:
             raise ValueError(f"global_denominator {global_denominator} must be a positive number")
         rows = [row for row in batch if row.num_trained_tokens]
         warming_up = self.value is not None and self.schedule_step < self._value_config.warmup_steps
-        self._passes.accumulate(rows, global_denominator, critic_only=warming_up and not rehearsal)
+        critic_only = warming_up and not rehearsal
+        self._passes.accumulate(rows, global_denominator, critic_only=critic_only, with_mtp=not rehearsal)
 
     def gradients(self) -> dict[str, Tensor]:
         """What was accumulated on this rank, not copied, by parameter; those of the critic begin with `value.`."""
@@ -166,7 +171,8 @@ class TorchLearner:
         self.schedule_step += 1
         rate = self._set_rates()
         values = self._over_ranks()
-        policy_norm, value_norm = values.norms
+        policy_norm, value_norm, *of_mtp = values.norms
+        mtp_stats = {} if self._mtp is None else self._mtp.finish(of_mtp)
         applied = all(map(math.isfinite, (values.loss, policy_norm, value_norm)))
         if applied:
             scale_gradients(list(self._policy.values()), policy_norm, self._config.max_gradient_norm)
@@ -186,6 +192,7 @@ class TorchLearner:
         if stats:
             stats |= memory_stats(self._device, self._limit.tokens)
             stats |= {"value/gradient_norm": value_norm} if self._critic else {}
+            stats |= mtp_stats
         return StepResult(applied, policy_norm, rate, stats)
 
     def _over_ranks(self) -> StepValues:
@@ -196,6 +203,7 @@ class TorchLearner:
         anywhere = frozenset[str]().union(*(report.gradients for report in reports))
         sum_gradients([p for name, p in self._parameters.items() if name in anywhere], self._communicator)
         norms = [gradient_norm(list(part.values()), self._device) for part in (self._policy, self._critic)]
+        norms += [] if self._mtp is None else self._mtp.over_ranks(self._communicator)
         names = Names.union([report.names for report in reports])
         return self._passes.totals.over_ranks(self._communicator, names, norms)
 
@@ -207,7 +215,7 @@ class TorchLearner:
             for part, config in (("policy", self._config), ("value", value_config))
         }
         for group in self._optimizer.param_groups:
-            group["lr"] = rates[group["part"]]
+            group["lr"] = rates.get(group["part"], group["lr"])
         return rates["policy"]
 
     # ---------------------------------------------------------------- state
@@ -262,6 +270,9 @@ class TorchLearner:
         if self.value is not None:
             own = {name.removeprefix("value."): parameter for name, parameter in self._critic.items()}
             parts.append(Part(learner_state.VALUE, own, learner_state.VALUE_OPTIMIZER, own))
+        if self._mtp is not None:
+            own = self._mtp.parameters
+            parts.append(Part(learner_state.MTP, own, learner_state.MTP_OPTIMIZER, own, may_differ=True))
         return parts
 
 

@@ -4,6 +4,7 @@
     adapter/                in its place with an adapter: adapter_model.safetensors, named as peft names them
     optimizer.safetensors   AdamW's moments of what is trained
     value/                  value.safetensors and optimizer.safetensors of PPO's critic
+    mtp/                    mtp.safetensors and optimizer.safetensors of the multi-token prediction heads
     learner.json            counters, the learned token limit, the rate's scale after rollbacks
 
 Masters are stored even though the checkpoint's root may hold equal bytes: the learner restores from this folder alone,
@@ -31,6 +32,7 @@ MASTERS, ADAPTER, OPTIMIZER, LEARNER = (
     "masters.safetensors", f"adapter/{WEIGHTS_FILE}", "optimizer.safetensors", "learner.json"
 )  # fmt: skip
 VALUE, VALUE_OPTIMIZER = "value/value.safetensors", "value/optimizer.safetensors"
+MTP, MTP_OPTIMIZER = "mtp/mtp.safetensors", "mtp/optimizer.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -55,6 +57,21 @@ class Part:
     moments_file: str
     parameters: Mapping[str, Parameter]
     """Those of `weights` that are trained."""
+    may_differ: bool = False
+    """A fork's origin may lack these files, or some tensors, or have more: what both have is read, the rest stays as it
+    was made."""
+
+    def weights_in(self, folder: Path) -> dict[str, Tensor]:
+        path = folder / self.weights_file
+        if not self.may_differ:
+            return load_file(path)
+        return {name: tensor for name, tensor in _if_there(path).items() if name in self.weights}
+
+    def moments_in(self, folder: Path) -> dict[str, Tensor]:
+        path = folder / self.moments_file
+        if not self.may_differ:
+            return load_file(path)
+        return {name: tensor for name, tensor in _if_there(path).items() if name.partition(".")[2] in self.parameters}
 
 
 def write(folder: Path, parts: Sequence[Part], optimizer: torch.optim.Optimizer, counters: Counters) -> None:
@@ -76,24 +93,41 @@ def read(folder: Path, parts: Sequence[Part], optimizer: torch.optim.Optimizer) 
     """Copy into weights and optimizer in place. Raises CheckpointInvalid, changing nothing, when anything is amiss."""
     try:
         state = json.loads((folder / LEARNER).read_text())
-        loaded = [
-            (part, load_file(folder / part.weights_file), load_file(folder / part.moments_file)) for part in parts
-        ]
+        loaded = [(part, part.weights_in(folder), part.moments_in(folder)) for part in parts]
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointInvalid(f"{folder} is not the state of this learner: {error}") from error
     if not isinstance(state, dict) or state.pop("format", None) != FORMAT or state.keys() != _fields():
         raise CheckpointInvalid(f"{folder / LEARNER} is not of format {FORMAT}")
     for part, weights, moments in loaded:
-        _check_same(folder / part.weights_file, weights, part.weights)
+        own = {name: part.weights[name] for name in weights} if part.may_differ else part.weights
+        _check_same(folder / part.weights_file, weights, own)
         _check_moments(folder / part.moments_file, moments, part.parameters)
     optimizer.state.clear()
     for part, weights, moments in loaded:
-        for name, weight in part.weights.items():
-            weight.copy_(weights[name])
+        for name, tensor in weights.items():
+            part.weights[name].copy_(tensor)
         for name, parameter in part.parameters.items():
             if f"step.{name}" in moments:
                 optimizer.state[parameter] = {m: moments[f"{m}.{name}"].to(parameter.device) for m in MOMENTS}
     return Counters(**state)
+
+
+def read_heads(folder: Path, parameters: Mapping[str, Parameter]) -> None:
+    """Copy the multi-token prediction heads of another run's state, as far as there are any.
+
+    Raises CheckpointInvalid, changing nothing, when they cannot be read or belong to another model."""
+    part = Part(MTP, parameters, MTP_OPTIMIZER, {}, may_differ=True)
+    try:
+        weights = part.weights_in(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointInvalid(f"{folder / MTP} cannot be read: {error}") from error
+    _check_same(folder / MTP, weights, {name: parameters[name] for name in weights})
+    for name, tensor in weights.items():
+        parameters[name].data.copy_(tensor)
+
+
+def _if_there(path: Path) -> dict[str, Tensor]:
+    return load_file(path) if path.exists() else {}
 
 
 def _fields() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,18 +16,32 @@ BUCKET_BYTES = 25 * 2**20
 """Of one all-reduce: large enough that latency does not count, small enough to cost no memory."""
 
 
-def adamw(
-    policy: Mapping[str, Parameter], value: Mapping[str, Parameter], config: OptimizerConfig
-) -> torch.optim.AdamW:
-    """One optimizer; each of its groups says in "part" whose parameters it holds, policy's or value's.
+class OwnRate(Protocol):
+    """Parameters with a learning rate of their own."""
 
-    Decay applies to matrices only; norms and biases are left alone, as Hugging Face's trainer does."""
+    parameters: dict[str, Parameter]
+    learning_rate: float
+
+
+def adamw(
+    policy: Mapping[str, Parameter],
+    value: Mapping[str, Parameter],
+    config: OptimizerConfig,
+    mtp: OwnRate | None = None,
+) -> torch.optim.AdamW:
+    """One optimizer; each of its groups says in "part" whose parameters it holds: policy, value or mtp.
+
+    Decay applies to matrices only; norms and biases are left alone, as Hugging Face's trainer does. The heads of
+    multi-token prediction have none, and a rate that follows no schedule: they must keep up to the last step."""
     groups = []
     for part, parameters in (("policy", policy), ("value", value)):
         matrices = [p for p in parameters.values() if p.ndim >= 2]
         others = [p for p in parameters.values() if p.ndim < 2]
         groups.append({"params": matrices, "weight_decay": config.weight_decay, "part": part})
         groups.append({"params": others, "weight_decay": 0.0, "part": part})
+    if mtp is not None:
+        own = {"params": list(mtp.parameters.values()), "weight_decay": 0.0, "part": "mtp", "lr": mtp.learning_rate}
+        groups.append(own)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,

@@ -65,7 +65,15 @@ class CountingLearner:
 
 
 class VersionedSampler:
+    """Tells how often it was asked for metrics."""
+
+    shares_weights = True
     version = -1
+    asked = 0
+
+    def take_metrics(self) -> dict[str, float]:
+        self.asked += 1
+        return {"rollout/draft_gain": float(self.asked)}
 
     def load_weights(self, weights: Any, policy_version: int) -> None:
         self.version = policy_version
@@ -92,7 +100,8 @@ def context_of(stage: RLStage, folder: Path) -> StageContext:
 
 
 def parts_of(stage: RLStage, learner: CountingLearner) -> Any:
-    return SimpleNamespace(learner=learner, sampler=VersionedSampler(), guards=Guards(stage.guards, 1.0))
+    guards = Guards(stage.guards, 1.0)
+    return SimpleNamespace(learner=learner, sampler=VersionedSampler(), guards=guards, probe=None, lengths=None)
 
 
 def batch_of(num_groups: int, number: int = 1, ref_logprobs: list[float] | None = None) -> Batch:

@@ -13,6 +13,7 @@ from app.configs.trl import Imported, import_trl
 from app.configs.trl_fields import FIELDS, SCRIPT, TRAINER, find_field
 from grpo_engine.config import RLStage, RunConfig
 from grpo_engine.config_errors import load_config
+from grpo_engine.config_rollout import VLLMRollout, VLLMServerRollout
 from grpo_engine.errors import InvalidConfig
 from tests.typed import Typed
 
@@ -181,6 +182,43 @@ def test_what_has_no_exact_equal_says_what_trl_means_and_what_stands_there() -> 
     assert "has no effect without use_vllm" in lines(vllm_importance_sampling_clip_max=2.0)
 
 
+def test_vllm_in_trls_process_becomes_vllm_in_ours() -> None:
+    given = {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.5}
+    found = import_trl({**given, "vllm_max_model_length": 2048.0})
+    rollout = RunConfig.model_validate(found.config).rollout
+    assert isinstance(rollout, VLLMRollout)
+    assert (rollout.sleep, rollout.memory_share, rollout.max_model_len) == (True, 0.5, 2048)
+    assert "make install-vllm" in "\n".join(found.lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"vllm_server_host": "10.0.0.5", "vllm_server_port": 9}, "http://10.0.0.5:9"),
+        ({"vllm_server_base_url": "https://gpu/v"}, "https://gpu/v"),
+    ],
+)
+def test_a_server_of_trls_becomes_an_address(given: dict[str, Any], address: str) -> None:
+    found = import_trl({"use_vllm": True, "vllm_mode": "server", **given})
+    rollout = RunConfig.model_validate(found.config).rollout
+    assert isinstance(rollout, VLLMServerRollout)
+    assert rollout.addresses == [address]
+    assert "trl vllm-serve" in "\n".join(found.lines)
+
+
+def test_what_does_not_fit_the_mode_is_told() -> None:
+    assert import_trl({}).config["rollout"] == {"backend": "torch"}
+    assert "vllm_mode = server: has no effect without use_vllm" in lines(vllm_mode="server")
+    assert "vllm_server_port = 1: has no effect in vllm_mode colocate" in lines(use_vllm=True, vllm_server_port=1)
+    in_server = lines(use_vllm=True, vllm_mode="server", vllm_server_base_url="http://a", vllm_server_port=1)
+    assert "vllm_server_port = 1: vllm_server_base_url decides" in in_server
+    assert "memory_utilization = 0.5: is chosen where the server is started" in lines(
+        use_vllm=True, vllm_mode="server", vllm_gpu_memory_utilization=0.5
+    )
+    assert "rollout.request_timeout_s" in lines(use_vllm=True, vllm_server_timeout=9.0)
+
+
 def test_steps_and_processes_make_the_batch() -> None:
     given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "num_generations": 8}
     assert imported(**given).prompts_per_step == 4
@@ -204,6 +242,7 @@ def test_steps_and_processes_make_the_batch() -> None:
         ({"top_p": "most"}, "top_p = most is not a number"),
         ({"reward_funcs": 7}, "is not a list of names"),
         ({"reward_weights": 7}, "is not a list of numbers"),
+        ({"use_vllm": True, "vllm_mode": "apart"}, "vllm_mode = apart is not one of colocate, server"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], word: str) -> None:

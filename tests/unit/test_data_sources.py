@@ -181,3 +181,11 @@ def test_prompts_are_held_against_the_context_as_they_are_taken() -> None:
         source.take(7, 2)
     with pytest.raises(DataError, match="held/0 has 9 tokens"):
         source.held_out(1)
+
+
+def test_prompts_that_are_too_long_may_be_left_out_instead() -> None:
+    source = WithinContext(Rows(), max_context_tokens=8, drop=True)
+    assert [prompt.position for prompt in source.take(6, 4)] == [6, 7]
+    assert source.held_out(1) == []
+    with pytest.raises(DataError, match="rows/0 has no tokens"):
+        source.take(0, 1)

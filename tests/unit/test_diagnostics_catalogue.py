@@ -41,6 +41,12 @@ def test_gradients_by_position_are_one_group_in_the_order_of_positions() -> None
     assert sorted(names, key=_place) == [names[1], names[2], names[0]]
 
 
+def test_names_with_a_draft_length_are_resolved() -> None:
+    assert info("rollout/accepted_share_3").label == "Accepted, token 3"
+    assert info("rollout/draft_length_share_0").label == "Drafts of 0"
+    assert {info(f"rollout/{name}").format for name in ("accepted_share_1", "draft_length_share_5")} == {"percent"}
+
+
 def test_what_a_device_wastes_takes_the_place_of_the_process_memory() -> None:
     values = {"reward/mean": [0.5], "memory/rss_bytes": [1e9]}
     assert indicators(values)[-1].name == "memory/rss_bytes"

@@ -6,7 +6,7 @@ from grpo_engine.communicator import SingleRank
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.synchronous import SynchronousPipeline, num_judged, train_rows
-from grpo_engine.stages.measure import batch_metrics, batch_reward, dropped_groups
+from grpo_engine.stages.measure import batch_metrics, batch_reward, dropped_groups, sampler_metrics
 from grpo_engine.types import Completion, Prompt, RewardPart
 
 
@@ -82,6 +82,17 @@ def test_completions_stay_with_their_prompt():
     assert all(r.completion.token_ids[0] == g.prompt.position for g in batch.groups for r in g.rollouts)
     assert batch.next_position == 8
     assert [group.id for group in batch.groups] == ["12-0", "12-1", "12-2"]
+
+
+def test_prompts_without_room_are_replaced_by_the_next_and_counted():
+    class Gaps(Counting):
+        def take(self, position, count):
+            return [prompt for prompt in super().take(position, count) if prompt.position % 3]
+
+    pipeline = build(lambda c: 1.0)
+    batch = replace(pipeline, source=Gaps()).next_batch(1, position=4, policy_version=0)
+    assert [group.prompt.position for group in batch.groups] == [4, 5, 7]
+    assert (batch.next_position, batch.num_too_long) == (8, 1)
 
 
 def test_every_request_has_a_random_stream_of_its_own():
@@ -182,3 +193,14 @@ def test_dropped_and_truncated_completions_count_among_the_judged():
     batch = build(lambda c: None if c.token_ids[1] == 0 else 1.0).next_batch(1, 0, 0)
     assert train_rows(batch.groups, mask_truncated=True) == []
     assert num_judged(batch.groups) == 9
+
+
+def test_what_samplers_tell_is_summed_where_it_counts_and_averaged_elsewhere():
+    class Telling:
+        def take_metrics(self):
+            return {"rollout/drafted_tokens": 30.0, "rollout/accepted_share": 0.5}
+
+    other = {"rollout/drafted_tokens": 10.0, "rollout/accepted_share": 0.9, "rollout/draft_gain": 1.5}
+    assert sampler_metrics(Telling(), OneOfTwo(0, other)) == {
+        "rollout/drafted_tokens": 40.0, "rollout/accepted_share": 0.7, "rollout/draft_gain": 1.5
+    }  # fmt: skip

@@ -1,13 +1,14 @@
 """The form generated from the config's schema, and the way back."""
 
 import copy
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 from app.form_nodes import Choice, Items, Leaf, Section, kind_label
 from app.forms import SchemaForm
-from grpo_engine.config import RunConfig
+from grpo_engine.config import RLStage, RunConfig, SFTStage
 
 FORM = SchemaForm(RunConfig.model_json_schema())
 CONFIG = RunConfig.model_validate(
@@ -45,7 +46,7 @@ def posted(node: Any) -> dict[str, str]:
 def with_part(path: str, value: dict[str, Any]) -> dict[str, Any]:
     """CONFIG with one part of the run or of its RL stage replaced."""
     data = copy.deepcopy(CONFIG)
-    (data if path == "adapter" else data["stages"][1])[path] = value
+    (data if path in ("adapter", "rollout") else data["stages"][1])[path] = value
     return RunConfig.model_validate(data).model_dump(mode="json")
 
 
@@ -58,6 +59,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("adapter", {"kind": "lora", "rank": 4, "target_modules": ["q_proj", "v_proj"]}),
     ("kl", {"weight": 0.001, "place": "reward", "track": False}), ("guards", {"action": "rollback"}),
     ("correction", {"kind": "mask", "level": "geometric", "min_weight": 0.5}), ("entropy", {"top_share": 0.2}),
+    ("sampling", {"stop": ["\n\n", "a, b", " END ", "\\boxed"], "top_k": 4}),
+    ("rollout", {"backend": "torch", "max_rows": 64, "sub_batches": False, "drafts": {"kind": "none"}}),
+    ("rollout", {"backend": "torch", "drafts": {"kind": "ngram", "allow_zero": False, "max_match": 8}}),
+    ("rollout", {"backend": "vllm", "sleep": True, "enforce_eager": False, "probe": {"tolerance_nats": 0.01}}),
+    ("rollout", {"backend": "vllm", "speculation": {"method": "eagle", "model": "/heads", "num_tokens": 2}}),
+    ("rollout", {"backend": "vllm_server", "addresses": ["http://a:1", "http://b:2"], "enforce_eager": True}),
+    ("rollout", {"backend": "vllm_server", "num_servers": 2, "enforce_eager": None, "speculation": None}),
 ]  # fmt: skip
 
 
@@ -84,9 +92,10 @@ def test_every_form_of_training_survives_the_way_through_the_form(path: str, par
 
 
 def test_every_kind_of_a_choice_is_among_the_tested() -> None:
-    for path, where in (("advantage", "stages.1.advantage"), ("loss", "stages.1.loss"), ("adapter", "adapter")):
-        kinds = {part["kind"] for name, part in VARIANTS if name == path}
-        assert kinds == set(find(FORM.build(CONFIG), where).choices)
+    for path in ("stages.1.advantage", "stages.1.loss", "adapter", "rollout"):
+        choice = find(FORM.build(CONFIG), path)
+        tested = {part[choice.key] for name, part in VARIANTS if name == path.removeprefix("stages.1.")}
+        assert tested == set(choice.choices)
 
 
 def test_another_loss_starts_from_its_own_bounds_and_keeps_what_means_the_same() -> None:
@@ -160,3 +169,62 @@ def test_a_blank_item_is_of_the_kind_asked_for() -> None:
     assert FORM.blank("stages.1.rewards", "length") == {"kind": "length"}
     with pytest.raises(KeyError):
         FORM.blank("nonsense", "rl")
+
+
+# ---------------------------------------------------------------- sections that may be absent
+def test_a_section_that_is_switched_on_shows_its_defaults_and_switched_off_is_none() -> None:
+    before = posted(FORM.build(with_part("rollout", {"backend": "vllm"})))
+    assert find(FORM.build(FORM.parse(before)), "rollout.speculation").children == []
+    shown = FORM.build(FORM.parse(before | {"rollout.speculation.given": "on"}))
+    assert find(shown, "rollout.speculation.num_tokens").value == "3"
+    assert find(shown, "rollout.speculation").num_changed == 1
+    after = posted(shown) | {"rollout.speculation.method": "ngram", "rollout.speculation.num_tokens": "2"}
+    assert FORM.parse(after)["rollout"]["speculation"]["num_tokens"] == 2
+    assert FORM.parse(after | {"rollout.speculation.given": "off"})["rollout"]["speculation"] is None
+
+
+class Part(BaseModel):
+    on: bool = True
+
+
+class Whole(BaseModel):
+    part: Part | None = None
+    stages: list[Annotated[SFTStage | RLStage, Field(discriminator="kind")]] = []
+
+
+def test_a_box_in_a_section_just_switched_on_has_its_default() -> None:
+    form = SchemaForm(Whole.model_json_schema())
+    assert form.parse({"part.given": "on", "part.given.shown": "off"})["part"] == {}
+    assert form.parse({"part.given": "on", "part.given.shown": "on"})["part"] == {"on": False}
+    assert form.parse({"part.given": "off", "part.given.shown": "on"})["part"] is None
+    assert "part" not in form.parse({})
+
+
+def test_an_item_of_which_nothing_was_posted_is_refused_by_the_schema_not_by_the_form() -> None:
+    assert SchemaForm(Whole.model_json_schema()).parse({"stages.length": "1"})["stages"] == [{}]
+
+
+def test_another_backend_starts_from_its_own_defaults() -> None:
+    shown = {"rollout.backend": "vllm", "rollout.backend.shown": "torch"}
+    fields = posted(FORM.build(with_part("rollout", {"backend": "torch", "max_rows": 64}))) | shown
+    rollout = RunConfig.model_validate(FORM.parse(fields)).model_dump()["rollout"]
+    assert (rollout["max_rows"], rollout["sleep"], rollout["speculation"]) == (64, False, None)
+    back = posted(FORM.build(with_part("rollout", {"backend": "vllm"})))
+    back |= {"rollout.backend": "torch", "rollout.backend.shown": "vllm"}
+    assert RunConfig.model_validate(FORM.parse(back)).model_dump()["rollout"]["sub_batches"] is True
+
+
+def test_a_method_that_must_be_chosen_is_not_chosen_for_people() -> None:
+    fields = posted(FORM.build(with_part("rollout", {"backend": "vllm"}))) | {"rollout.speculation.given": "on"}
+    leaf = find(FORM.build(FORM.parse(fields)), "rollout.speculation.method")
+    assert (leaf.kind, leaf.value, leaf.required) == ("select", "", True)
+    assert leaf.choices == ["ngram", "mtp", "eagle", "eagle3"]
+
+
+def test_kinds_of_sampling_have_the_names_that_people_use() -> None:
+    tree = FORM.build(with_part("rollout", {"backend": "vllm"}))
+    assert [kind_label(kind) for kind in find(tree, "rollout").choices] == [
+        "own decoder", "vLLM in process", "vLLM servers",
+    ]  # fmt: skip
+    assert find(tree, "rollout.cpu_cache_gib").label == "CPU cache GiB"
+    assert (find(tree, "rollout").key_label, find(tree, "rollout.speculation").key_label) == ("backend", "speculation")

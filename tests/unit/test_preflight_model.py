@@ -14,6 +14,7 @@ from grpo_engine.checks.report import Report
 from grpo_engine.config import FolderModel, TinyLlamaModel
 from grpo_engine.config_errors import load_config
 from grpo_engine.model.loading import load_policy
+from grpo_engine.model.mtp import MTPHeads
 from tests.invalid_configs import changed
 
 TINY = TinyLlamaModel(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_context_tokens=64)
@@ -110,6 +111,13 @@ def test_a_copied_critic_counts_as_a_second_model_in_training_and_a_shared_one_a
     assert copied["activations_bytes"] == 2 * plain["activations_bytes"]
     assert shared["critic_bytes"] == 16 * 33
     assert "critic_bytes" not in plain
+
+
+def test_prediction_heads_count_as_they_are_made() -> None:
+    policy = load_policy(TINY, seed=0, dtype="float32", device=torch.device("cpu"))
+    heads = MTPHeads(policy.model, 2, seed=0)
+    assert memory_of(mtp={"depth": 2})["mtp_bytes"] == 16 * sum(p.numel() for p in heads.parameters())
+    assert "mtp_bytes" not in memory_of()
 
 
 def test_every_rank_holds_the_model_and_its_share_of_the_rows() -> None:

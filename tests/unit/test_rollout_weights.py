@@ -11,7 +11,8 @@ from grpo_engine.config import SamplingConfig
 from grpo_engine.config_training import LoraAdapter
 from grpo_engine.model.adapters import adapter_tensors, add_adapter, merged_weights
 from grpo_engine.model.loading import Policy
-from grpo_engine.rollout.choice import inverse_distribution
+from grpo_engine.rollout.choice import choose, inverse_distribution
+from grpo_engine.rollout.expected_lengths import ExpectedLengths
 from grpo_engine.rollout.torch_sampler import TorchSampler
 from grpo_engine.types import SampleRequest
 from tests.unit.tiny_models import TOKENIZER, tiny_model
@@ -95,29 +96,60 @@ def test_weights_that_do_not_fit_are_refused_and_the_version_stays() -> None:
     assert sampler.policy_version == 0
 
 
-def test_equal_prompts_are_prefilled_once_and_finished_rows_leave() -> None:
+def shapes_of(model: Any) -> list[tuple[int, ...]]:
+    """Shapes of what the model is fed from now on."""
     shapes: list[tuple[int, ...]] = []
-    model = tiny_model("llama")
-    model.register_forward_pre_hook(
+    model.base_model.register_forward_pre_hook(
         lambda _, __, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    asked = [SampleRequest(prompt, (0, n, copy), "g") for n, prompt in enumerate(([13, 16], [9])) for copy in range(16)]
-    TorchSampler(model, TOKENIZER, {2, 5, 7, 20}, 64).sample(asked, SamplingConfig(max_new_tokens=40))
-    assert shapes[0] == (2, 2)
+    return shapes
+
+
+def grouped(prompts: list[list[int]], size: int) -> list[SampleRequest]:
+    return [SampleRequest(p, (0, n, copy), str(n)) for n, p in enumerate(prompts) for copy in range(size)]
+
+
+def test_equal_prompts_are_prefilled_once_without_padding_and_finished_rows_leave() -> None:
+    model = tiny_model("llama")
+    sampler = TorchSampler(model, TOKENIZER, {2, 5, 7, 20}, 64)
+    shapes = shapes_of(model)
+    sampler.sample(grouped([[13, 16], [9]], 16), SamplingConfig(max_new_tokens=40))
+    assert shapes[:2] == [(1, 3), (32, 1)]
     rows = [shape[0] for shape in shapes[1:]]
-    assert rows[0] == 32
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < 8
 
 
-def test_with_fixed_shapes_finished_rows_stay() -> None:
-    shapes: list[tuple[int, ...]] = []
+def test_places_of_finished_rows_are_refilled_while_others_go_on() -> None:
     model = tiny_model("llama")
-    model.register_forward_pre_hook(
-        lambda _, __, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    TorchSampler(model, TOKENIZER, {2}, 64, fixed_shapes=True).sample(REQUESTS, SAMPLING)
-    assert set(shapes[1:]) == {(6, 1)}
+    sampler = TorchSampler(model, TOKENIZER, {2, 5, 7, 20}, 64, max_rows=16)
+    shapes = shapes_of(model)
+    sampler.sample(grouped([[3 + n, 16] for n in range(24)], 4), SamplingConfig(max_new_tokens=40))
+    prefills = [index for index, shape in enumerate(shapes) if shape[0] == 1 and shape[1] > 1]
+    assert len(prefills) > 10
+    # As long as prompts wait, nearly every place is taken: a refill waits for an eighth of them.
+    assert {shape[0] for shape in shapes[: prefills[-1]]} <= {1, 14, 15, 16}
+    assert sampler.take_metrics()["rollout/slot_use_share"] > 0.85
+    assert sampler.take_metrics() == {}
+
+
+def test_a_group_larger_than_the_batch_is_divided() -> None:
+    asked = grouped([[13, 16]], 10)
+    small, large = (TorchSampler(tiny_model("llama"), TOKENIZER, {2}, 64, max_rows=n) for n in (4, 64))
+    assert [c.token_ids for c in small.sample(asked, SAMPLING)] == [c.token_ids for c in large.sample(asked, SAMPLING)]
+
+
+def test_stragglers_wait_until_all_have_started_and_go_on_as_before() -> None:
+    asked, sampling = grouped([[3 + n, 16] for n in range(40)], 2), SamplingConfig(max_new_tokens=60)
+    plain = TorchSampler(tiny_model("llama"), TOKENIZER, {2, 5, 7, 20}, 64).sample(asked, sampling)
+    lengths = ExpectedLengths()
+    lengths.learn([request.prompt_ids for request in asked], [len(c.token_ids) for c in plain])
+    sampler = TorchSampler(tiny_model("llama"), TOKENIZER, {2, 5, 7, 20}, 64, max_rows=8, lengths=lengths)
+    completions = sampler.sample(asked, sampling)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
+    for ours, theirs in zip(completions, plain, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert sampler.take_metrics()["rollout/straggler_rows"] >= 1
 
 
 def test_bfloat16_computes_under_autocast_and_reports_float32() -> None:
@@ -140,3 +172,18 @@ def test_the_inverse_distribution_meets_only_possible_tokens() -> None:
     numbers = [0.0, 0.2499999, 0.2500001, 0.9, 1 - 2**-53]
     found = inverse_distribution(logprobs.expand(5, -1), torch.tensor(numbers, dtype=torch.float64))
     assert found.tolist() == [1, 1, 3, 3, 3]
+
+
+def test_a_large_vocabulary_is_searched_in_blocks_with_the_same_result() -> None:
+    """Against a plain float64 cumulative sum; numbers at the edges of ids differ by float32 rounding only."""
+    torch.manual_seed(0)
+    logits = torch.randn(6, 5003) * 3
+    logits[:, 4700:4990] = float("-inf")
+    numbers = torch.tensor([0.0, 1e-9, 0.3, 0.77, 0.999999, 1 - 2**-53], dtype=torch.float64)
+    choice = choose(logits, SamplingConfig(), numbers)
+    exact = logits.double().softmax(-1).cumsum(-1)
+    below = torch.cat([torch.zeros(6, 1), exact[:, :-1]], 1).gather(1, choice.tokens_B[:, None])[:, 0]
+    assert ((below - 1e-7 <= numbers) & (numbers <= exact.gather(1, choice.tokens_B[:, None])[:, 0] + 1e-7)).all()
+    assert torch.isfinite(logits.gather(1, choice.tokens_B[:, None])).all()
+    expected = logits.log_softmax(-1).gather(1, choice.tokens_B[:, None])[:, 0]
+    torch.testing.assert_close(choice.full_logprobs_B, expected, rtol=1e-6, atol=1e-6)

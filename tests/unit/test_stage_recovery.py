@@ -99,6 +99,7 @@ def run_stage(tmp_path, evaluation, pipeline):
     parts.evaluation, parts.pipeline = Script(*evaluation), Script(*pipeline)
     parts.detectors = Detectors(stage.detectors, highest_reward=1)
     parts.early_stopper = EarlyStopper(stage.early_stopping)
+    parts.lengths = SimpleNamespace(state=lambda: {"mean": 7.0})
     return context, run_rl(context, stage, parts)
 
 
@@ -108,6 +109,14 @@ def test_an_evaluation_that_breaks_is_rolled_back_and_made_again(tmp_path):
     assert outcome == "finished"
     assert [event.step for event in context.journal.of("evaluation")] == [0, 1, 2, 3]
     assert [event.detector for event in context.journal.of("finding")] == ["guard_nonfinite"]
+
+
+def test_a_steps_metrics_hold_what_the_sampler_told_of_its_batch_alone(tmp_path):
+    context, _ = run_stage(tmp_path, [{"accuracy_greedy": 0.5}], [batch_of(4)])
+    told = [event.values["rollout/draft_gain"] for event in context.journal.of("metrics")]
+    assert told == [2.0, 4.0, 6.0]  # asked before each batch too: what came before it was evaluation
+    assert context.journal.of("metrics")[0].values["rollout/sync_s"] >= 0
+    assert context.progress.lengths == {"mean": 7.0}
 
 
 def test_after_a_rollback_the_loop_still_hears_of_a_stop(tmp_path, monkeypatch):

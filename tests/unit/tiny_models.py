@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -35,11 +39,23 @@ WIDTHS: dict[str, Any] = {
 
 
 def tiny_model(family: str) -> PreTrainedModel:
-    """A seeded model in float32: llama; mistral (2 key-value heads, window 6); qwen2 (one windowed layer); gpt2."""
+    """A seeded model in float32: llama; untied; wide (more ids than the tokenizer); mistral (2 key-value heads, window
+    6); qwen2 (one windowed layer); gemma2 (capped logits, windows); gpt2; bloom (ALiBi)."""
     torch.manual_seed(7)
     model: Any
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**WIDTHS, num_key_value_heads=4, tie_word_embeddings=True))
+    elif family == "untied":
+        model = LlamaForCausalLM(LlamaConfig(**WIDTHS, num_key_value_heads=1, tie_word_embeddings=False))
+    elif family == "wide":
+        more = {**WIDTHS, "vocab_size": len(TOKENIZER) + 40}
+        model = LlamaForCausalLM(LlamaConfig(**more, num_key_value_heads=4, tie_word_embeddings=True))
+    elif family == "gemma2":
+        shape = {"head_dim": 8, "sliding_window": 6, "final_logit_softcapping": 5.0}
+        model = Gemma2ForCausalLM(Gemma2Config(**WIDTHS, num_key_value_heads=2, **shape))
+    elif family == "bloom":
+        shape = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+        model = BloomForCausalLM(BloomConfig(vocab_size=len(TOKENIZER), **shape, initializer_range=0.3, eos_token_id=2))
     elif family == "mistral":
         model = MistralForCausalLM(MistralConfig(**WIDTHS, num_key_value_heads=2, sliding_window=6))
     elif family == "qwen2":

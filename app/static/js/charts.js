@@ -35,11 +35,22 @@
     return `${text(value / 1000 ** power)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
   }
 
+  // Short times in milliseconds, as in app/formatting.py.
+  const isShort = (chart, value) => chart.format === "seconds" && value !== 0 && Math.abs(value) < 0.095;
+
   function scaled(chart, value) {
     if (value === null || value === undefined) return "–";
+    if (isShort(chart, value)) return `${text(1000 * value)} ms`;
     if (chart.format === "percent") return `${(100 * value).toFixed(Math.abs(value) >= 0.0995 ? 0 : 1).replace("-", "−")} %`;
     if (chart.format === "bytes") return bytes(value);
     return text(value) + (chart.unit ? ` ${chart.unit}` : "");
+  }
+
+  function tick(chart, value) {
+    if (value === null) return "";
+    if (chart.format === "bytes") return bytes(value);
+    if (chart.format === "percent") return `${text(100 * value, true)} %`;
+    return isShort(chart, value) ? `${text(1000 * value, true)} ms` : text(value, true);
   }
 
   const probe = document.createElement("span");
@@ -154,7 +165,7 @@
       scales: { x: { time: false }, y: view.log ? { distr: 3 } : { range: valueRange(chart) } },
       axes: [
         { ...axis, size: 22, gap: 3, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 2500, 5000, 10000, 50000], grid: { show: false } },
-        { ...axis, size: 46, gap: 5, space: 28, values: (_, ticks) => ticks.map((v) => (v === null ? "" : chart.format === "bytes" ? bytes(v) : chart.format ? `${text(100 * v, true)} %` : text(v, true))) },
+        { ...axis, size: 46, gap: 5, space: 28, values: (_, ticks) => ticks.map((v) => tick(chart, v)) },
       ],
       series: [{}, ...lines],
       hooks: { draw: [drawMarks(chart)], setCursor: [() => showValue(chart)] },

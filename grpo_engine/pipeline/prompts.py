@@ -1,0 +1,30 @@
+"""Prompts in order, without those that no completion could follow."""
+
+from __future__ import annotations
+
+from grpo_engine.errors import DataError
+from grpo_engine.protocols import PromptSource
+from grpo_engine.types import Prompt
+
+MAX_DROPPED = 10_000
+"""Positions in a row without a prompt that fits, after which an endless source is given up."""
+
+
+def take_fitting(source: PromptSource, position: int, count: int) -> tuple[list[Prompt], int]:
+    """The next `count` prompts from `position` on, and the position after them; prompts that the source drops count as
+    positions only. Raises DataError when a whole epoch, or MAX_DROPPED positions, hold none that fits."""
+    prompts: list[Prompt] = []
+    limit = min(source.size or MAX_DROPPED, MAX_DROPPED)
+    end, last_found = position, position
+    while len(prompts) < count:
+        missing = count - len(prompts)
+        found = source.take(end, missing)
+        end += missing
+        prompts += found
+        last_found = end if found else last_found
+        if end - last_found >= limit:
+            raise DataError(
+                f"none of {end - last_found} prompts from position {last_found} on leaves room for a completion in the "
+                "model's context; shorten them, or use a model with a longer context"
+            )
+    return prompts, end

@@ -1,0 +1,119 @@
+"""vLLM's speculation on the CPU samples what it should, with the repairs of cpu_fixes; each test fails without them
+(but the greedy one)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from grpo_engine.config_rollout import VLLMRollout
+from grpo_engine.rollout.vllm.sampler import VLLMSampler
+from grpo_engine.types import Completion, SampleRequest
+from tests.vllm_models import (
+    CONTEXT,
+    TOKENIZER,
+    needs_vllm,
+    plain_logits,
+    plain_logprobs,
+    requests,
+    settings,
+    vllm_model,
+    write_folder,
+)
+
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+PROMPTS = ["abababababababab", "7+5=12;7+5=12;7+5=", "12", "x=y;y=x;x=y;"]
+NGRAM: dict[str, Any] = {"method": "ngram", "num_tokens": 3, "max_match": 3, "min_match": 1}
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return vllm_model("llama")
+
+
+@pytest.fixture(scope="module")
+def sampler(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMSampler]:
+    config = VLLMRollout.model_validate({"speculation": NGRAM})
+    made = VLLMSampler(config, write_folder(model, tmp_path_factory.mktemp("ngram")), TOKENIZER, {71}, CONTEXT)
+    made.load_weights(model.named_parameters(), 1)
+    yield made
+    made.close()
+
+
+def surprise(
+    model: PreTrainedModel, asked: list[SampleRequest], completions: list[Completion], t: float
+) -> list[float]:
+    """Negative log-likelihood less entropy of each token: its mean is 0 when the distribution is the right one."""
+    excess = []
+    for request, completion in zip(asked, completions, strict=True):
+        logits = plain_logits(model, request.prompt_ids, completion) / t
+        for row, token, kept in zip(
+            logits, completion.token_ids, completion.kept_ids or [list(range(logits.shape[-1]))] * 99, strict=False
+        ):
+            logprobs = row[kept].log_softmax(-1)
+            excess.append(float((logprobs.exp() * logprobs).sum() - logprobs[kept.index(token)]))
+    return excess
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 4}, {"top_p": 0.8}])
+def test_speculation_follows_the_policys_distribution(
+    sampler: VLLMSampler, model: PreTrainedModel, truncation: dict[str, float]
+) -> None:
+    sampler.take_metrics()
+    asked = requests(PROMPTS, 24)
+    completions = sampler.sample(asked, settings(temperature=0.6, max_new_tokens=40, **truncation))
+    metrics = sampler.take_metrics()
+    assert metrics["rollout/drafted_tokens"] > 200
+    assert metrics["rollout/accepted_share"] > 0.02
+    excess = torch.tensor(surprise(model, asked, completions, 0.6))
+    assert abs(float(excess.mean())) < 4.5 * float(excess.std()) / len(excess) ** 0.5
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 4}, {"top_k": 9, "top_p": 0.9}])
+def test_log_probabilities_of_drafted_tokens_are_the_policys(
+    sampler: VLLMSampler, model: PreTrainedModel, truncation: dict[str, float]
+) -> None:
+    asked = requests(PROMPTS, 3)
+    for request, completion in zip(asked, sampler.sample(asked, settings(temperature=0.7, **truncation)), strict=True):
+        sampled, full = plain_logprobs(model, request.prompt_ids, completion, 0.7)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), sampled, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(completion.full_logprobs), full, atol=1e-4, rtol=0)
+        assert len(completion.kept_ids or []) == (len(completion.token_ids) if truncation else 0)
+
+
+def test_greedy_speculation_chooses_the_likeliest(sampler: VLLMSampler, model: PreTrainedModel) -> None:
+    asked = requests(PROMPTS)
+    for request, completion in zip(asked, sampler.sample(asked, settings(temperature=0)), strict=True):
+        assert completion.token_ids == plain_logits(model, request.prompt_ids, completion).argmax(-1).tolist()
+
+
+def test_a_stop_text_inside_a_draft_ends_the_completion_there(sampler: VLLMSampler) -> None:
+    completions = sampler.sample(requests(PROMPTS, 8), settings(temperature=1.0, stop=["a", "7", "="]))
+    for completion in completions:
+        assert not {"a", "7", "="} & set(completion.text[:-1])
+        assert (completion.finish_reason == "stop") == (completion.text[-1:] in {"a", "7", "="})
+        assert len(completion.token_ids) == len(completion.logprobs)
+
+
+def test_steps_without_any_draft_work(sampler: VLLMSampler) -> None:
+    """Top-k over no rows; the last token of a one-token completion is never drafted."""
+    completions = sampler.sample(requests(["abcdefgh"], 2), settings(top_k=4, max_new_tokens=2))
+    assert [len(c.token_ids) for c in completions] == [2, 2]
+
+
+def test_values_are_repeated_for_each_drafted_token() -> None:
+    """And vLLM's kernel still leaves its output as it was: when this fails, cpu_fixes may go."""
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+    from grpo_engine.rollout.vllm.cpu_fixes import expanded
+
+    values, ends = torch.tensor([0.7, 0.0, 1.5]), torch.tensor([2, 2, 5], dtype=torch.int32)
+    assert expanded(values, ends, 5, 0, 1).tolist() == pytest.approx([0.7, 0.7, 1.5, 1.5, 1.5])
+    assert expanded(torch.tensor([0, 4]), torch.tensor([1, 3]), 3, 0, 1).tolist() == [1, 4, 4]
+    output = torch.full((5,), -1.0)
+    _expand_kernel_impl(output, values, ends, 0, 1)
+    assert output.tolist() == [-1.0] * 5

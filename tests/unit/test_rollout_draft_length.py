@@ -1,0 +1,197 @@
+"""The choice of draft lengths on simulated machines, whose best length is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from grpo_engine.config_rollout import Drafts
+from grpo_engine.rollout.draft_length import Acceptance, DraftLength, draft_lengths
+
+LENGTHS = [0, 2, 3, 4, 5]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of a step: reading the weights once, computing each token, drafting each token."""
+
+    weights_s: float = 1.0
+    token_s: float = 0.02
+    draft_s: float = 0.1
+    shares: Sequence[float] = (0.8, 0.7, 0.6, 0.5, 0.4)
+
+    def seconds(self, rows: int, length: int) -> float:
+        return self.weights_s + rows * self.token_s * (length + 1) + self.draft_s * length
+
+    def tokens(self, length: int) -> float:
+        return float(1 + np.cumprod(self.shares[:length]).sum())
+
+    def rate(self, rows: int, length: int) -> float:
+        return self.tokens(length) / self.seconds(rows, length)
+
+    def best(self, rows: int) -> int:
+        return max(LENGTHS, key=lambda length: self.rate(rows, length))
+
+
+@dataclass
+class Decoding:
+    controller: DraftLength
+    seed: int = 0
+
+    def run(self, machine: Machine, rows: int, steps: int) -> tuple[Counter[int], float]:
+        """(chosen lengths, expected tokens a second against the best length's)."""
+        random = np.random.default_rng(self.seed)
+        chosen = Counter[int]()
+        for _ in range(steps):
+            length = self.controller.choose(rows)
+            accepted = np.cumprod(random.random((rows, length)) < machine.shares[:length], axis=1)
+            duration = machine.seconds(rows, length) * random.uniform(0.9, 1.1)
+            self.controller.observe(rows, length, [rows, *accepted.sum(axis=0).tolist()], duration)
+            chosen[length] += 1
+        tokens = sum(machine.tokens(length) * count for length, count in chosen.items())
+        seconds = sum(machine.seconds(rows, length) * count for length, count in chosen.items())
+        return chosen, tokens / seconds / machine.rate(rows, machine.best(rows))
+
+
+# ---------------------------------------------------------------- what is learned
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_few_rows_decode_about_as_fast_as_with_the_best_length(rows: int, seed: int) -> None:
+    decoding = Decoding(DraftLength(LENGTHS), seed)
+    machine = Machine(token_s=0.005)
+    assert machine.best(rows) > 2
+    decoding.run(machine, rows, 200)
+    assert decoding.run(machine, rows, 1000)[1] > 0.95
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_clearly_best_length_is_taken_nearly_always(seed: int) -> None:
+    decoding = Decoding(DraftLength(LENGTHS), seed)
+    machine = Machine(shares=(0.95, 0.95, 0.95, 0.1, 0.1))
+    decoding.run(machine, 8, 200)
+    assert machine.best(8) == 3
+    assert decoding.run(machine, 8, 1000)[0][3] > 800
+
+
+@pytest.mark.parametrize("token_s", [0.05, 0.5])
+def test_many_rows_decode_without_drafts_and_lose_little_by_probing(token_s: float) -> None:
+    decoding = Decoding(DraftLength(LENGTHS))
+    machine = Machine(token_s=token_s)
+    assert machine.best(128) == 0
+    assert decoding.run(machine, 128, 256)[1] > 0.96
+    chosen, speed = decoding.run(machine, 128, 2000)
+    assert speed > 0.985
+    assert chosen[2] > 3
+
+
+def test_drafts_come_back_when_acceptance_rises_and_go_when_it_falls() -> None:
+    decoding = Decoding(DraftLength(LENGTHS))
+    poor = Machine(shares=(0.05,) * 5)
+    good = replace(poor, shares=(0.95,) * 5)
+    assert decoding.run(poor, 8, 400)[0][0] > 350
+    assert decoding.run(good, 8, 500)[1] > 0.85
+    assert decoding.run(good, 8, 200)[0][good.best(8)] > 150
+    assert decoding.run(poor, 8, 300)[0][0] > 250
+
+
+def test_a_machine_that_becomes_slow_at_verifying_is_noticed() -> None:
+    decoding = Decoding(DraftLength(LENGTHS))
+    fast = Machine(token_s=0.001)
+    slow = replace(fast, token_s=2.0)
+    assert decoding.run(fast, 8, 400)[0][0] < 40
+    assert decoding.run(slow, 8, 600)[0][0] > 300
+
+
+def test_each_size_of_the_batch_has_its_own_length() -> None:
+    decoding = Decoding(DraftLength(LENGTHS))
+    machine = Machine(token_s=0.05)
+    for rows in (128, 1, 128, 1):
+        decoding.run(machine, rows, 300)
+    assert decoding.run(machine, 128, 100)[0][0] > 90
+    assert decoding.run(machine, 1, 100)[0][0] < 10
+
+
+def test_a_new_size_begins_with_what_the_nearest_one_learned() -> None:
+    decoding = Decoding(DraftLength(LENGTHS))
+    machine = Machine(shares=(0.95, 0.95, 0.95, 0.1, 0.1))
+    decoding.run(machine, 8, 300)
+    assert decoding.controller.choose(4) == 3
+
+
+def test_one_hiccup_does_not_change_the_length() -> None:
+    decoding = Decoding(DraftLength(LENGTHS))
+    machine = Machine(shares=(0.95, 0.95, 0.95, 0.1, 0.1))
+    decoding.run(machine, 8, 300)
+    decoding.controller.observe(8, 3, [8, 8, 8, 8], 1000.0)
+    assert decoding.run(machine, 8, 60)[0][3] > 40
+
+
+def test_what_a_drafter_catches_up_with_does_not_make_drafts_look_dear() -> None:
+    """The first draft after plain steps takes 3 s, every other 1.1 s for half a token more."""
+    controller = DraftLength(LENGTHS)
+    for seconds in (1.0, 3.0, 1.1, 1.1):
+        length = controller.choose(8)
+        controller.observe(8, length, [8, 4, 0][: length + 1], seconds)
+    assert controller.choose(8) > 0
+
+
+def test_a_slow_first_step_is_forgotten() -> None:
+    controller = DraftLength(LENGTHS)
+    controller.observe(8, controller.choose(8), [8], 50.0)
+    machine = Machine(token_s=1.0)
+    assert Decoding(controller).run(machine, 8, 300)[0][0] > 270
+
+
+# ---------------------------------------------------------------- what is fixed
+def test_a_single_length_is_never_left_and_time_is_never_asked() -> None:
+    controller = DraftLength([3])
+    assert Decoding(controller).run(Machine(token_s=9.0), 64, 200)[0] == {3: 200}
+    assert controller.plain_seconds(64) is None
+
+
+def test_where_plain_decoding_is_not_allowed_it_is_never_probed() -> None:
+    assert Decoding(DraftLength([2, 3])).run(Machine(token_s=9.0), 64, 500)[0][0] == 0
+
+
+def test_an_empty_list_of_lengths_is_refused() -> None:
+    with pytest.raises(ValueError, match="no draft length"):
+        DraftLength([])
+
+
+@pytest.mark.parametrize(
+    ("settings", "deterministic", "expected"),
+    [
+        ({}, False, [0, 2, 3, 4, 5]),
+        ({"allow_zero": False, "max_tokens": 3}, False, [2, 3]),
+        ({}, True, [2]),
+        ({"fixed_tokens": 4}, True, [4]),
+        ({"fixed_tokens": 9}, False, [6]),
+        ({"min_tokens": 7, "max_tokens": 9}, False, [0, 6]),
+    ],
+)
+def test_the_lengths_follow_the_config(settings: dict[str, int], deterministic: bool, expected: list[int]) -> None:
+    drafts = Drafts.model_validate(settings)
+    assert draft_lengths(drafts, 6, deterministic=deterministic) == expected
+
+
+# ---------------------------------------------------------------- acceptance
+def test_expected_tokens_are_one_and_the_products_of_the_shares() -> None:
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.add([1000, 800, 400])
+    assert acceptance.expected_tokens(0) == 1
+    assert acceptance.expected_tokens(1) == pytest.approx(1.8, abs=0.01)
+    assert acceptance.expected_tokens(2) == pytest.approx(2.2, abs=0.02)
+    assert acceptance.expected_tokens(3) == pytest.approx(2.4, abs=0.03)
+
+
+def test_acceptance_follows_the_latest_drafts() -> None:
+    acceptance = Acceptance()
+    acceptance.add([5000, 5000])
+    for _ in range(6):
+        acceptance.add([128, 0])
+    assert acceptance.expected_tokens(1) < 1.1

@@ -1,0 +1,191 @@
+"""Decoding with drafts as a whole: the law of completions, rows that end, numbers, metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_engine.config import SamplingConfig
+from grpo_engine.config_rollout import MTPDrafts, NgramDrafts, NoDrafts
+from grpo_engine.rollout.ngram import NgramDrafter
+from grpo_engine.rollout.speculation import Speculator, make_speculator
+from tests.unit.speculation_fakes import (
+    NO_ENDS,
+    MarkovDrafter,
+    chain_probabilities,
+    decode,
+    deviation,
+    requests,
+    table,
+)
+
+POLICY, DRAFTER = table(4, 1), table(4, 2)
+PLAIN = (0,)
+
+
+def settings(**values: Any) -> SamplingConfig:
+    return SamplingConfig.model_validate({"max_new_tokens": 5, **values})
+
+
+def speculator(*lengths: int, samples: bool = True, ends: torch.Tensor = NO_ENDS) -> Speculator:
+    seconds = count()
+    return Speculator(MarkovDrafter(DRAFTER, samples=samples), lengths, ends, lambda: next(seconds) * 1.0)
+
+
+def ngram(*lengths: int) -> Speculator:
+    return Speculator(NgramDrafter(1, 3, 5, torch.device("cpu")), lengths, NO_ENDS)
+
+
+def admit(drafting: Speculator, rows: int) -> None:
+    drafting.admit(requests(rows), torch.zeros(rows, dtype=torch.long), torch.zeros(rows, 1), 9)
+
+
+# ---------------------------------------------------------------- the law of what is sampled
+@pytest.mark.parametrize(
+    ("filters", "lengths"),
+    [
+        ({}, (1,)),
+        ({}, (3,)),
+        ({"temperature": 0.7, "top_k": 3}, (2,)),
+        ({"top_p": 0.85}, (2, 0, 3, 1)),
+        ({"min_p": 0.2, "temperature": 1.3}, (3,)),
+    ],
+)
+def test_completions_are_distributed_as_without_drafts(filters: dict[str, Any], lengths: tuple[int, ...]) -> None:
+    sampling = settings(**filters)
+    tokens, _ = decode(speculator(2), POLICY, requests(6_000), sampling, lengths)
+    seen = Counter(tuple(row) for row in tokens)
+    exact = chain_probabilities(POLICY, sampling, 4)
+    assert deviation([seen[chain] for chain in exact], list(exact.values())) < 5
+
+
+@pytest.mark.parametrize("make", [ngram, lambda length: speculator(length, samples=False)])
+@pytest.mark.parametrize("filters", [{}, {"temperature": 0.7, "top_k": 3}, {"temperature": 0}])
+def test_drafts_made_with_certainty_leave_every_token_as_it_was(make: Any, filters: dict[str, Any]) -> None:
+    sampling = settings(**filters, max_new_tokens=30)
+    plain, plain_steps = decode(make(3), POLICY, requests(40), sampling, PLAIN)
+    drafted, steps = decode(make(3), POLICY, requests(40), sampling, (3, 1, 4))
+    assert drafted == plain
+    assert len(steps) < len(plain_steps)
+
+
+def test_greedy_completions_are_the_same_with_a_drafter_that_samples() -> None:
+    sampling = settings(temperature=0, max_new_tokens=12)
+    plain, _ = decode(speculator(2), POLICY, requests(3), sampling, PLAIN)
+    assert decode(speculator(2), POLICY, requests(3), sampling, (3,))[0] == plain
+
+
+def test_a_row_is_sampled_the_same_alone_and_among_others() -> None:
+    sampling = settings(max_new_tokens=20)
+    together, _ = decode(speculator(3), POLICY, requests(30), sampling)
+    for row in (0, 7, 29):
+        assert decode(speculator(3), POLICY, requests(30)[row : row + 1], sampling)[0] == [together[row]]
+
+
+# ---------------------------------------------------------------- rows that end
+def test_an_end_token_inside_a_draft_ends_the_row_there() -> None:
+    ends = torch.tensor([2, 3])
+    drafting = Speculator(MarkovDrafter(POLICY), [3], ends)
+    tokens, _ = decode(drafting, POLICY, requests(300), settings(max_new_tokens=12))
+    assert all(token < 2 for row in tokens for token in row[:-1])
+    assert all(row[-1] >= 2 or len(row) == 11 for row in tokens)
+    assert len({len(row) for row in tokens}) > 5
+
+
+def test_no_row_gains_more_than_its_budget() -> None:
+    tokens, _ = decode(Speculator(MarkovDrafter(POLICY), [5], NO_ENDS), POLICY, requests(20), settings())
+    assert [len(row) for row in tokens] == [4] * 20
+
+
+def test_the_drafter_follows_every_token_drafted_or_not() -> None:
+    drafter = MarkovDrafter(DRAFTER)
+    tokens, _ = decode(
+        Speculator(drafter, [2], NO_ENDS), POLICY, requests(10), settings(max_new_tokens=15), (0, 2, 0, 0, 3)
+    )
+    assert drafter.rows == [[0, *row] for row in tokens]
+
+
+def test_rows_left_by_a_call_that_failed_are_forgotten() -> None:
+    drafting = speculator(2)
+    admit(drafting, 3)
+    again, _ = decode(drafting, POLICY, requests(5), settings())
+    assert again == decode(speculator(2), POLICY, requests(5), settings())[0]
+
+
+def test_selected_rows_keep_their_own_numbers() -> None:
+    drafting = speculator(2)
+    admit(drafting, 6)
+    drafting.select(torch.tensor([4, 1]))
+    position_B = torch.tensor([3, 5])
+    kept = drafting.numbers.at("accept", position_B, 2)
+    fresh = speculator(2)
+    admit(fresh, 6)
+    every = fresh.numbers.at("accept", torch.tensor([0, 5, 0, 0, 3, 0]), 2)
+    assert torch.equal(kept, every[[4, 1]])
+    assert not torch.equal(kept, drafting.numbers.at("draft", position_B, 2))
+
+
+# ---------------------------------------------------------------- what is told
+def test_metrics_count_drafts_and_begin_anew() -> None:
+    drafting = Speculator(MarkovDrafter(POLICY), [2], NO_ENDS)
+    decode(drafting, POLICY, requests(2), settings(temperature=0, max_new_tokens=8), (2, 0, 2))
+    # Steps of 3, 1 and 3 tokens; every draft is right.
+    assert drafting.take_metrics() == {
+        "rollout/drafted_tokens": 8,
+        "rollout/accepted_share": 1,
+        "rollout/accepted_share_1": 1,
+        "rollout/accepted_share_2": 1,
+        "rollout/draft_length_mean": pytest.approx(4 / 3),
+        "rollout/draft_length_share_0": pytest.approx(1 / 3),
+        "rollout/draft_length_share_2": pytest.approx(2 / 3),
+        "rollout/tokens_per_forward": pytest.approx(7 / 3),
+    }
+    assert drafting.take_metrics() == {}
+
+
+def test_acceptance_is_told_by_depth() -> None:
+    drafting = speculator(2)
+    _, steps = decode(drafting, POLICY, requests(500), settings(max_new_tokens=60), (3,))
+    told = drafting.take_metrics()
+    shares = [told[f"rollout/accepted_share_{depth}"] for depth in (1, 2, 3)]
+    assert shares == sorted(shares, reverse=True)
+    assert told["rollout/accepted_share"] == pytest.approx(sum(shares) / 3, abs=0.01)
+    assert told["rollout/tokens_per_forward"] == pytest.approx(1 + sum(shares), abs=0.03)
+    assert len(steps) > 15
+
+
+def test_the_gain_is_told_where_plain_decoding_was_timed() -> None:
+    """By this clock every step takes a second, so that the gain is the tokens a step."""
+    drafting = speculator(0, 2)
+    decode(drafting, DRAFTER, requests(4), settings(max_new_tokens=400))
+    told = drafting.take_metrics()
+    assert told["rollout/draft_gain"] == pytest.approx(told["rollout/tokens_per_forward"], rel=0.02)
+    assert told["rollout/draft_gain"] > 2.5
+    assert told["rollout/draft_length_share_2"] > 0.8
+
+
+def test_steps_in_which_no_row_has_a_draft_are_plain() -> None:
+    drafting = ngram(4)
+    chain = torch.full((9, 9), -50.0)
+    for token in range(9):
+        chain[token, (token + 1) % 9] = 50.0
+    decode(drafting, chain, requests(2, prompt=[8]), settings(max_new_tokens=8))
+    assert drafting.take_metrics()["rollout/draft_length_share_0"] == 1
+
+
+# ---------------------------------------------------------------- the config
+def test_the_config_names_the_drafter_and_its_lengths() -> None:
+    assert make_speculator(NoDrafts(), NO_ENDS) is None
+    drafting = make_speculator(NgramDrafts(fixed_tokens=7), NO_ENDS)
+    assert drafting is not None
+    assert drafting.choose_length(128) == 7
+    heads = MarkovDrafter(DRAFTER)
+    drafting = make_speculator(MTPDrafts(min_tokens=3), NO_ENDS, heads, deterministic=True)
+    assert drafting is not None
+    assert {drafting.choose_length(rows) for rows in (1, 64, 256)} == {3}
+    with pytest.raises(ValueError, match="heads"):
+        make_speculator(MTPDrafts(), NO_ENDS)

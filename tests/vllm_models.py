@@ -1,0 +1,98 @@
+"""Small models whose shapes vLLM accepts, and what a plain float32 forward says of a completion."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from grpo_engine.config import SamplingConfig
+from grpo_engine.model.tokenizer import character_tokenizer
+from grpo_engine.rollout.vllm.folder import write_model_folder
+from grpo_engine.types import Completion, SampleRequest
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: run make install-vllm"
+)
+CONTEXT = 256
+TOKENIZER = character_tokenizer(CONTEXT)
+EOS = 2
+VOCABULARY = 72
+"""More than the tokenizer's 56 ids, as in models whose embedding is padded."""
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
+
+
+def vllm_model(family: str, *, tied: bool = True, seed: int = 7) -> PreTrainedModel:
+    """A seeded float32 model: llama; mistral (2 key-value heads, window 16); qwen2 (2 key-value heads, biases)."""
+    torch.manual_seed(seed)
+    shape = SHAPE | {"tie_word_embeddings": tied}
+    model: Any
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=4))
+    elif family == "mistral":
+        model = MistralForCausalLM(MistralConfig(**shape, num_key_value_heads=2, sliding_window=16))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2))
+    made: PreTrainedModel = model.eval()
+    return made
+
+
+def write_folder(model: PreTrainedModel, folder: Path, *, weights: bool = False) -> Path:
+    """What vLLM starts from."""
+    write_model_folder(model, TOKENIZER, folder, weights=weights)
+    return folder
+
+
+def requests(prompts: list[str], completions: int = 1, seed: int = 0) -> list[SampleRequest]:
+    return [
+        SampleRequest(TOKENIZER(prompt).input_ids, (seed, index, copy), str(index))
+        for index, prompt in enumerate(prompts)
+        for copy in range(completions)
+    ]
+
+
+def settings(**values: Any) -> SamplingConfig:
+    return SamplingConfig.model_validate({"max_new_tokens": 20, **values})
+
+
+@torch.no_grad()
+def plain_logits(model: PreTrainedModel, prompt_ids: list[int], completion: Completion) -> Tensor:
+    """Float32 [T, V] by one forward without cache, padding or batch."""
+    logits = model(torch.tensor([prompt_ids + completion.token_ids])).logits[0].float()
+    return torch.as_tensor(logits[len(prompt_ids) - 1 : -1])
+
+
+def plain_logprobs(
+    model: PreTrainedModel, prompt_ids: list[int], completion: Completion, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Float32 [T] each: over the completion's kept ids, and untruncated."""
+    scaled = plain_logits(model, prompt_ids, completion) / temperature
+    full = scaled.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    if completion.kept_ids is None:
+        return full, full
+    mass = [row[kept].logsumexp(-1) - row.logsumexp(-1) for row, kept in zip(scaled, completion.kept_ids, strict=True)]
+    return full - torch.stack(mass), full
