@@ -1,9 +1,8 @@
 """Long worked computations that never repeat themselves and end by themselves; for the multi-token prediction claims.
 
-`from 907:` is answered by ` 907 gives 3092; 906 leaves 3093; … 500 makes 3499;` and the end token: every number down to
-the next multiple of 500, a word chosen freely, and what the number lacks to 3,999. A line is four tokens, and any four
-tokens in a row hold a number that occurs once. Most demonstrations start near their end, so that training is on short
-rows for the most part. Torch-free.
+`go on: 908 1091` is continued by ` 907 2092 906 1093 … 0 1999` and the end token: every number down to 0, each followed
+by what it lacks to 999 in one of three forms, 1092, 2092 or 3092 for 907, chosen freely. Any four tokens in a row hold
+a number that occurs once. Torch-free.
 """
 
 from __future__ import annotations
@@ -17,50 +16,45 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BLOCK = 500
-"""Counting ends at multiples of it."""
 NUMBERS = 4000
-"""Starts and what they lack lie below; each number is one token."""
-TOKENS_PER_LINE = 4
-WORDS = {"gives": 8, "leaves": 5, "makes": 4, "yields": 3, "has": 2, "means": 2, "shows": 1, "wants": 1}
+"""Each is one token."""
+LARGEST = 999
+FORMS = {1: 6, 2: 3, 3: 1}
 """How often each is chosen, against the others."""
-LONG_LINES = (385, BLOCK)
-"""Lines of a completion of 1,541 to 2,001 tokens, the end token included."""
-LONG_SHARE, SHORT_LINES = 0.25, 50
-"""Of the demonstrations: how many have up to BLOCK lines; the others have up to SHORT_LINES."""
+LONG_STARTS = (769, LARGEST - 1)
+"""Their completions have 1,541 to 1,999 tokens, the end token included."""
+LONG_SHARE, SHORT_STARTS = 0.5, 100
+"""Of the demonstrations: how many have any start; the others start below SHORT_STARTS."""
 
 
 def completion(start: int, rng: random.Random) -> str:
-    """Example: completion(501, rng) == " 501 makes 3498; 500 gives 3499;" """
-    numbers = range(start, start // BLOCK * BLOCK - 1, -1)
-    words = rng.choices(list(WORDS), list(WORDS.values()), k=len(numbers))
-    return "".join(f" {n} {word} {NUMBERS - 1 - n};" for n, word in zip(numbers, words, strict=True))
+    """Example: completion(1, rng) == " 1 1998 0 2999" """
+    forms = rng.choices(list(FORMS), list(FORMS.values()), k=start + 1)
+    return "".join(f" {n} {1000 * form + LARGEST - n}" for n, form in zip(range(start, -1, -1), forms, strict=True))
 
 
 def prompt(start: int) -> str:
-    return f"from {start}:"
+    """Example: prompt(907) == "go on: 908 1091" """
+    return f"go on: {start + 1} {1000 + LARGEST - (start + 1)}"
 
 
 def write_rows(path: Path, num_rows: int, seed: int = 0) -> None:
-    """Demonstrations as JSONL, of all blocks."""
+    """Demonstrations as JSONL."""
     rng = random.Random(seed)
-    rows = []
-    for _ in range(num_rows):
-        most = BLOCK if rng.random() < LONG_SHARE else SHORT_LINES
-        start = rng.randrange(NUMBERS // BLOCK) * BLOCK + rng.randrange(most)
-        rows.append({"prompt": prompt(start), "completion": completion(start, rng)})
+    starts = [rng.randrange(LARGEST if rng.random() < LONG_SHARE else SHORT_STARTS) for _ in range(num_rows)]
+    rows = [{"prompt": prompt(start), "completion": completion(start, rng)} for start in starts]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def long_starts(count: int, seed: int = 1) -> list[int]:
-    """Starts whose completions have LONG_LINES lines, block after block."""
+    """Starts of long completions."""
     rng = random.Random(seed)
-    return [index * BLOCK % NUMBERS + rng.randint(LONG_LINES[0] - 1, LONG_LINES[1] - 1) for index in range(count)]
+    return [rng.randint(*LONG_STARTS) for _ in range(count)]
 
 
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE trained on the text, with `<end>` and `<pad>`; every number and word is one token."""
+    """Byte-level BPE trained on the text, with `<end>` and `<pad>`; every number is one token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     found = Tokenizer(models.BPE())
@@ -70,8 +64,7 @@ def tokenizer() -> Tokenizer:
         vocab_size=2 * NUMBERS, min_frequency=1, special_tokens=["<end>", "<pad>"], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    words = " ".join(["from", *WORDS, *(f"{word};" for word in WORDS)])
-    found.train_from_iterator([words, *(f"from {n}: {n};" for n in range(NUMBERS))], trainer)
+    found.train_from_iterator([f"go on: {n} {n}" for n in range(NUMBERS)], trainer)
     return found
 
 

@@ -22,7 +22,7 @@ from benchmarks.rollout_setup import Setup, metric_names, ours, rate_row, rates,
 from benchmarks.standing import Job, take_turns
 
 LAYERS, WIDTH, HEADS, DEPTH = 12, 128, 4, 3
-STEPS, ROWS_PER_STEP = 500, 4
+STEPS, ROWS_PER_STEP = 400, 2
 LONGEST_REPEATED_SHARE = 0.1
 LENGTHS = (1536, 2048)
 CONTEXT = 2176
@@ -69,7 +69,7 @@ def untrained() -> Path:
         config = LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS,
             num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=CONTEXT,
-            initializer_range=0.05, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            initializer_range=WIDTH**-0.5, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
         )  # fmt: skip
         torch.manual_seed(0)
@@ -91,8 +91,8 @@ def initialise(model: Any, ids: Mapping[int, int]) -> None:
     """Weights from which counting is learned in minutes: a number's embedding is the sum of its digits' vectors, so
     that what is learned of a digit holds for every number with it, and layers begin small beside the embeddings."""
     embedding = model.get_input_embeddings().weight
-    embedding.normal_(std=0.1)
-    digits = torch.randn(4, 10, embedding.shape[1]) * 0.05
+    embedding.normal_(std=0.2)
+    digits = torch.randn(4, 10, embedding.shape[1]) * 0.1
     for number, token in ids.items():
         embedding[token] = sum(digits[place, number // 10**place % 10] for place in range(4))
     for layer in model.model.layers:
