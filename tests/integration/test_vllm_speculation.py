@@ -38,7 +38,7 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def sampler(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMSampler]:
     config = VLLMRollout.model_validate({"speculation": NGRAM})
-    made = VLLMSampler(config, write_folder(model, tmp_path_factory.mktemp("ngram")), TOKENIZER, {71}, CONTEXT)
+    made = VLLMSampler(config, write_folder(model, tmp_path_factory.mktemp("ngram")), TOKENIZER, set(), CONTEXT)
     made.load_weights(model.named_parameters(), 1)
     yield made
     made.close()
