@@ -174,7 +174,7 @@ def test_a_server_that_is_killed_leaves_nothing_and_comes_back_with_the_present_
     found = sampler.sample(asked, settings(temperature=0.7))
     assert worst_gap(model, asked, found, 0.7) <= 1e-4
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), 20, "its engine process has gone")
-    wait_until(lambda: len(sampler.sample(asked[:1], settings())) and len(sampler.replicas()) == 2, 180, "it is back")
+    wait_until(lambda: len(sampler.sample(asked[:1], settings())) and len(sampler.replicas()) == 2, 1200, "it is back")
     for replica in sampler.replicas():
         assert worst_gap(model, asked, replica.sample(asked, settings(temperature=0.7)), 0.7) <= 1e-4
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 class VLLMSampler:
     """Implements `protocols.Sampler`. `sample` belongs to one thread; the other methods may be called from any.
 
+    One at a time in a process: vLLM keeps its process groups in the module, and the first engine that ends takes them
+    with it.
+
     With `config.sleep` the owner calls `sleep` before it trains; the next `load_weights` or `sample` wakes vLLM, and
     `take_woke` says that the weights should be probed again.
     """

@@ -29,7 +29,7 @@ END_GRACE_S = 10.0
 MAX_STARTS = 4
 """Of one server within STARTS_WITHIN_S; one that dies more often is not started again."""
 STARTS_WITHIN_S = 3600.0
-FIRST_ERROR = re.compile(r"\b(\w+\.)*\w*(Error|Exception): .+")
+FIRST_ERROR = re.compile(r"^(?!.* (?:WARNING|INFO) ).*?\b((?:\w+\.)*\w*(?:Error|Exception): .+)", re.MULTILINE)
 LOG_SEARCHED_BYTES = 1_000_000
 LONGEST_SOCKET_PATH = 100
 """The kernel takes 107 bytes."""
@@ -90,7 +90,7 @@ class ServerProcess:
         with open(self.log_path, "rb") as log_file:
             log_file.seek(self._log_start)
             found = FIRST_ERROR.search(log_file.read(LOG_SEARCHED_BYTES).decode(errors="replace"))
-        error = f" ({found[0][:300]})" if found else ""
+        error = f" ({found[1][:300]})" if found else ""
         return f"it ended with status {self.poll()}{error}; its log is {self.log_path}"
 
     def terminate(self) -> None:
