@@ -21,6 +21,10 @@ STAGES = (
 )
 
 
+TIMED = ("time/", "throughput/", "memory/", "rollout/sync_s", "rollout/draft_gain")
+"""Metrics of two equal runs that differ."""
+
+
 def weights_hash(folder):
     return hashlib.sha256((newest_checkpoint(folder) / "model.safetensors").read_bytes()).hexdigest()
 
@@ -30,7 +34,7 @@ def journaled(folder):
     found = {}
     for event in events.read(folder):
         if event.type == "metrics":
-            kept = {k: v for k, v in event.values.items() if not k.startswith(("time/", "throughput/", "memory/"))}
+            kept = {k: v for k, v in event.values.items() if not k.startswith(TIMED)}
             found[event.stage, event.step, "metrics"] = kept
         elif event.type == "early_stopping":
             found[event.stage, event.step, "early"] = event.model_dump(exclude={"seq", "time"})
