@@ -56,6 +56,7 @@ def test_a_resumed_run_ends_with_the_same_heads_and_policy(whole: Path, tmp_path
         assert (trainer_of(whole) / name).read_bytes() == (trainer_of(resumed) / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_run_without_drafts_trains_the_same_policy_with_and_without_heads(tmp_path: Path) -> None:
     for name, depth in (("with", 1), ("without", 0)):
         assert run_engine(config(depth), tmp_path / name) == 0
@@ -64,6 +65,7 @@ def test_a_run_without_drafts_trains_the_same_policy_with_and_without_heads(tmp_
     assert (one / "optimizer.safetensors").read_bytes() == (two / "optimizer.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_new_run_on_a_checkpoint_begins_with_its_heads(whole: Path, tmp_path: Path) -> None:
     folder = whole / "checkpoints" / "1-rl-000004"
     frozen = tiny_config(

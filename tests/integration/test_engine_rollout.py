@@ -31,6 +31,7 @@ def test_few_rows_at_once_sample_all_completions_and_tell_how_full_they_were(tmp
     assert {event.num_completions for event in named(tmp_path / "run", "rollouts")} == {16}
 
 
+@pytest.mark.slow
 def test_learned_lengths_are_in_the_checkpoint_and_a_deterministic_run_learns_none(tmp_path):
     run(tmp_path / "free", **backend(max_rows=4))
     state = json.loads((newest_checkpoint(tmp_path / "free") / "trainer" / "state.json").read_text())
