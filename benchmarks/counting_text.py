@@ -21,10 +21,10 @@ NUMBERS = 4000
 LARGEST = 999
 FORMS = {1: 6, 2: 3, 3: 1}
 """How often each is chosen, against the others."""
-LONG_STARTS = (769, LARGEST - 1)
-"""Their completions have 1,541 to 1,999 tokens, the end token included."""
-LONG_SHARE, SHORT_STARTS = 0.5, 100
-"""Of the demonstrations: how many have any start; the others start below SHORT_STARTS."""
+LONG_STARTS = (769, 950)
+"""Starts that are measured; their completions have 1,541 to 1,903 tokens, the end token included."""
+HIGH_SHARE = 0.5
+"""Of the demonstrations: how many start above those; the others start anywhere from the lowest of them on."""
 
 
 def completion(start: int, rng: random.Random) -> str:
@@ -41,7 +41,7 @@ def prompt(start: int) -> str:
 def write_rows(path: Path, num_rows: int, seed: int = 0) -> None:
     """Demonstrations as JSONL."""
     rng = random.Random(seed)
-    starts = [rng.randrange(LARGEST if rng.random() < LONG_SHARE else SHORT_STARTS) for _ in range(num_rows)]
+    starts = [rng.randrange(LONG_STARTS[rng.random() < HIGH_SHARE], LARGEST) for _ in range(num_rows)]
     rows = [{"prompt": prompt(start), "completion": completion(start, rng)} for start in starts]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

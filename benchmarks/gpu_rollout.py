@@ -49,14 +49,14 @@ def main(given: Sequence[str] | None = None) -> int:
 
     started = time.monotonic()
     setup = Setup(repetitions=parsed.repetitions, small=parsed.small, device=parsed.device)
-    rows, trl = rollout.measure(parsed.claims, setup)
+    rows, failed, trl = rollout.measure(parsed.claims, setup)
     rows = [told(row) for row in rows]
     results.show(rows)
     if not parsed.small:
         extra: dict[str, object] = {"device": torch.cuda.get_device_name(0) if parsed.device == "cuda" else "cpu"}
         print(f"\nwritten: {results.write('gpu_rollout', rows, peer=trl, extra=extra)}")
     print(f"{(time.monotonic() - started) / 60:.1f} of {MINUTES} minutes")
-    return 0
+    return 1 if failed else 0
 
 
 def told(row: Row) -> Row:

@@ -50,7 +50,7 @@ def main(given: Sequence[str] | None = None) -> int:
     from benchmarks.rollout_setup import Setup
 
     started = time.monotonic()
-    rows, trl = measure(parsed.claims, Setup(repetitions=parsed.repetitions, small=parsed.small))
+    rows, failed, trl = measure(parsed.claims, Setup(repetitions=parsed.repetitions, small=parsed.small))
     results.show(rows)
     if not parsed.small:
         extra: dict[str, object] = {}
@@ -58,11 +58,13 @@ def main(given: Sequence[str] | None = None) -> int:
             extra["vllm"] = vllm_versions(peers.vllm_python())
         print(f"\nwritten: {results.write('rollout', rows, peer=trl, extra=extra)}")
     print(f"{(time.monotonic() - started) / 60:.1f} minutes")
-    return 0 if parsed.small or all(row.met is not False for row in rows) else 1
+    return 0 if not failed and (parsed.small or all(row.met is not False for row in rows)) else 1
 
 
-def measure(claims: Sequence[str], setup: Setup) -> tuple[list[Row], Path | None]:
-    """The rows of the claims in their order, and TRL's interpreter where it was needed."""
+def measure(claims: Sequence[str], setup: Setup) -> tuple[list[Row], list[str], Path | None]:
+    """The rows of the claims in their order, the claims that failed, and TRL's interpreter where it was needed.
+
+    A claim that fails is told and does not cost the others their rows."""
     from benchmarks import rollout_decode, rollout_mtp, rollout_step, rollout_vllm
 
     modules = (rollout_decode, rollout_mtp, rollout_step, rollout_vllm)
@@ -72,10 +74,15 @@ def measure(claims: Sequence[str], setup: Setup) -> tuple[list[Row], Path | None
     started = time.monotonic()
     trl = prepare(set(claims), lambda: rollout_mtp.policy_checkpoint(setup))
     rows: list[Row] = []
+    failed: list[str] = []
     for claim in claims:
         print(f"{claim} ({(time.monotonic() - started) / 60:.1f} minutes so far) ...", flush=True)
-        rows += measures[claim](setup)
-    return rows, trl
+        try:
+            rows += measures[claim](setup)
+        except RuntimeError as error:
+            failed.append(claim)
+            print(f"error: {claim}: {error}", file=sys.stderr, flush=True)
+    return rows, failed, trl
 
 
 def prepare(claims: set[str], train: Callable[[], object]) -> Path | None:

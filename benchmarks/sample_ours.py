@@ -75,7 +75,7 @@ def make_policy(config: RunConfig, job: Job) -> Policy:
 def sample(sampler: Sampler, job: Job) -> Job:
     """One measurement, with what the sampler tells of it."""
     requests = requests_of(job)
-    limits = {name: job[name] for name in ("temperature", "top_k", "max_new_tokens")}
+    limits = {name: job[name] for name in ("temperature", "top_k", "min_p", "max_new_tokens")}
     sampling = SamplingConfig.model_validate(limits)
     completions: list[Completion] = []
 

@@ -23,6 +23,7 @@ JOB: dict[str, Any] = {
     "max_new_tokens": 128,
     "temperature": 1.0,
     "top_k": 0,
+    "min_p": 0.0,  # ours alone
     "ends": True,  # False: the end token ends nothing, so that every completion has max_new_tokens
     "dtype": "float32",
     "device": "cpu",

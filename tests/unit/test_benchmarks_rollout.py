@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import (
@@ -41,6 +42,16 @@ def test_every_claim_is_measured_by_exactly_one_function() -> None:
     modules = (rollout_decode, rollout_mtp, rollout_step, rollout_vllm)
     found = {claim: sum(callable(getattr(module, claim, None)) for module in modules) for claim in rollout.CLAIMS}
     assert found == dict.fromkeys(rollout.CLAIMS, 1)
+
+
+def test_a_claim_that_fails_costs_no_other_claim_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(setup: rollout_setup.Setup) -> list[Row]:
+        raise RuntimeError("ended with 1")
+
+    monkeypatch.setattr(rollout_decode, "decode_small", fails)
+    monkeypatch.setattr(rollout_decode, "decode_short", lambda setup: [Row("decode_short", 2, 1, "u", "l")])
+    rows, failed, trl = rollout.measure(["decode_small", "decode_short"], rollout_setup.Setup())
+    assert ([row.claim for row in rows], failed, trl) == (["decode_short"], ["decode_small"], None)
 
 
 @pytest.mark.parametrize("parse", [rollout.arguments, gpu_rollout.arguments])
@@ -135,7 +146,8 @@ def tiny(vocab_size: int, width: int, *, tied: bool) -> LlamaForCausalLM:
         vocab_size=vocab_size, hidden_size=width, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 @torch.inference_mode()
@@ -183,17 +195,17 @@ def test_streams_are_found_for_the_wanted_lengths_each_used_once() -> None:
 
 # ---------------------------------------------------------------- the text
 @pytest.fixture(scope="module")
-def bpe() -> counting_text.Tokenizer:
+def bpe() -> Tokenizer:
     return counting_text.tokenizer()
 
 
-def test_every_number_is_one_token_of_a_large_vocabulary(bpe: counting_text.Tokenizer) -> None:
+def test_every_number_is_one_token_of_a_large_vocabulary(bpe: Tokenizer) -> None:
     assert bpe.get_vocab_size() >= 4000
     assert all(len(bpe.encode(f" {n}").ids) == 1 for n in range(counting_text.NUMBERS))
 
 
 def test_long_completions_never_repeat_themselves_and_have_the_lengths_of_the_claim(
-    bpe: counting_text.Tokenizer,
+    bpe: Tokenizer,
 ) -> None:
     for start in counting_text.long_starts(8):
         ids = [*bpe.encode(counting_text.completion(start, random.Random(start))).ids, 0]
