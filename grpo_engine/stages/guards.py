@@ -96,9 +96,10 @@ class Guards:
         return self.spikes > 0 or self.low_batches > 0
 
     def rolled_back(self) -> None:
-        """Forget what led here: the restored policy has other norms."""
+        """Forget what led here: the restored policy has other norms, and may earn less than the best before it."""
         self.rollbacks += 1
         self.spikes = self.low_batches = 0
+        self.best_reward = None
         self.alarmed = False
 
     def state(self) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""vLLM's speculation on the CPU samples what it should, with the repairs of cpu_fixes; each test fails without them
-(but the greedy one)."""
+"""Speculation of vLLM on the CPU samples what it should, with the repairs of cpu_fixes; one test pins a fault itself."""
 
 from __future__ import annotations
 

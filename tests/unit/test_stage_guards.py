@@ -141,3 +141,12 @@ def test_minibatches_of_one_batch_count_it_once():
     earned(subject, 0.6, 0.1)
     assert subject.check(step()) is None
     assert subject.doubtful
+
+
+def test_after_a_rollback_the_restored_policy_sets_its_own_level():
+    subject = guards()
+    earned(subject, 0.9, 0.1, 0.1)
+    subject.rolled_back()
+    assert not subject.doubtful
+    assert earned(subject, 0.3, 0.3, 0.3) == [None] * 3
+    assert [alarm is not None for alarm in earned(subject, 0.05, 0.05)] == [False, True]

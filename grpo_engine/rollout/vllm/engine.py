@@ -36,7 +36,7 @@ class Engine:
         self._next_id = 0
         self._running: dict[str, tuple[int, bool]] = {}
         self._aborted: dict[int, Sampled] = {}
-        self._asleep = self._woke = False
+        self._asleep = False
         self._num_prompt_tokens = self._num_cached_tokens = 0
         self._speculates = "speculative_config" in arguments
         self._vllm: Any = _start(arguments, num_ranks, log_stats=self._speculates)
@@ -109,11 +109,7 @@ class Engine:
     def wake(self) -> None:
         if self._asleep:
             self._vllm.wake_up()
-            self._asleep, self._woke = False, True
-
-    def take_woke(self) -> bool:
-        woke, self._woke = self._woke, False
-        return woke
+            self._asleep = False
 
     # ------------------------------------------------------------ the rest
     def take_metrics(self) -> dict[str, float]:

@@ -38,8 +38,7 @@ class VLLMSampler:
     One at a time in a process: vLLM keeps its process groups in the module, and the first engine that ends takes them
     with it.
 
-    With `config.sleep` the owner calls `sleep` before it trains; the next `load_weights` or `sample` wakes vLLM, and
-    `take_woke` says that the weights should be probed again.
+    With `config.sleep` the owner calls `sleep` before it trains; the next `load_weights` or `sample` wakes vLLM.
     """
 
     shares_weights = False
@@ -139,11 +138,6 @@ class VLLMSampler:
         with self._turns.turn():
             if self._sleeps:
                 self._open().sleep()
-
-    def take_woke(self) -> bool:
-        """Whether vLLM woke since the last call."""
-        with self._turns.turn():
-            return self._open().take_woke()
 
     # ------------------------------------------------------------ requests
     def _open(self) -> Engine:
