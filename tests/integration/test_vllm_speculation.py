@@ -1,4 +1,4 @@
-"""Speculation of vLLM on the CPU samples what it should, with the repairs of cpu_fixes; one test pins a fault itself."""
+"""Speculation of vLLM on the CPU samples what it should, with the repairs of cpu_fixes; one test pins a fault."""
 
 from __future__ import annotations
 
