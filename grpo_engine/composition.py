@@ -33,6 +33,7 @@ from grpo_engine.rollout.expected_lengths import ExpectedLengths
 from grpo_engine.samplers import context_tokens, make_probe_for
 from grpo_engine.stages.guards import Guards
 from grpo_engine.stages.parts import RLParts
+from grpo_engine.stages.reward_watch import RewardWatch
 from grpo_engine.training.assign import assign_advantages
 from grpo_engine.training.checkpoint import TRAINER
 from grpo_engine.training.learner import TorchLearner
@@ -117,7 +118,8 @@ def make_rl_parts(
     )  # fmt: skip
     lowest, highest = reward_bounds(stage)
     stopper = EarlyStopper(stage.early_stopping)
-    guards = Guards(stage.guards, stage.optimizer.max_gradient_norm, lowest)
+    watch = RewardWatch(stage.guards.max_reward_drop, floor=lowest)
+    guards = Guards(stage.guards, stage.optimizer.max_gradient_norm, watch)
     detectors = Detectors(stage.detectors, lowest_reward=lowest, highest_reward=highest)
     stopper.restore(progress.early_stopping)
     detectors.restore(progress.detectors)

@@ -225,9 +225,10 @@ class GuardsConfig(Config):
     learning rate. Steps go on counting."""
     max_kl: float = Field(1.0, gt=0)
     """KL to the reference, nats a token, above which the policy counts as exploded; needs kl.track."""
-    max_reward_drop: float | None = Field(0.5, gt=0, lt=1)
-    """In two batches running the mean reward has lost this share of the best one's height above the lowest possible
-    reward: the policy has collapsed. None = not watched, for data that grows harder by design."""
+    max_reward_drop: float | None = Field(0.3, gt=0, lt=1)
+    """In two batches running, or over four together, the mean reward has lost this share of the best one's height above
+    the lowest possible reward, beyond doubt: the policy has collapsed. None = not watched, for data that grows harder
+    by design."""
     spike_factor: float = Field(10.0, gt=1)
     """A gradient norm or |loss| this many times its median over the last spike_window steps is a spike."""
     spike_window: int = Field(20, ge=5)

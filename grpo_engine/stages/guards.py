@@ -2,8 +2,8 @@
 
 KL: the policy's own samples are improbable to the reference (k3 above `max_kl` nats a token). That is measured on the
 batch before its update, so an explosion shows one batch after the update that caused it.
-Reward: what the policy earns has lost half of the best it earned, beyond doubt (two standard errors on both sides), in
-two batches running. A policy can collapse within one update while its KL stays below the limit.
+Reward: what the policy earns has lost much of the best it earned, beyond doubt, at once or over some batches
+(`reward_watch.py`). A policy can collapse within one update while its KL stays below the limit.
 Spike: gradient norm or |loss| many times its recent median, in two steps running (a single one is what clipping is
 for), and above an absolute floor, since a GRPO loss lives near 0.
 """
@@ -12,29 +12,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_engine.config_training import GuardsConfig
+from grpo_engine.stages.reward_watch import BatchReward, RewardWatch
 from grpo_engine.types import StepResult
 
 SPIKE_STEPS = 2
 """Steps in a row that make a spike."""
 LOSS_FLOOR = 1.0
 """|loss| below this is never a spike."""
-LOW_BATCHES = 2
-"""Batches in a row that make a collapse of the reward."""
-DOUBT = 2.0
-"""Standard errors by which a batch's mean reward may be off."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReward:
-    """What the policy earned on one batch, before it was trained on."""
-
-    mean: float
-    error: float
-    """Standard error of the mean, from the means of its groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +35,8 @@ class Alarm:
     evidence: str
 
 
-CONSTANTS = ("config", "max_gradient_norm", "lowest_reward")
-"""Fields of Guards that come from the config."""
+COUNTED = ("norms", "losses", "spikes", "rollbacks", "alarmed")
+"""Fields of Guards that a checkpoint keeps, beside the reward's."""
 
 
 @dataclass(slots=True)
@@ -57,18 +45,13 @@ class Guards:
 
     config: GuardsConfig
     max_gradient_norm: float
-    lowest_reward: float = 0.0
-    """The least that the reward's parts can give."""
+    reward: RewardWatch
     norms: list[float] = field(default_factory=list)
     """Of the last spike_window calm steps."""
     losses: list[float] = field(default_factory=list)
     """|loss| of the same steps."""
     spikes: int = 0
     """Steps in a row that looked like a spike."""
-    best_reward: float | None = None
-    """Highest mean reward of a batch, its doubt taken off."""
-    low_batches: int = 0
-    """Batches in a row that earned far less."""
     rollbacks: int = 0
     alarmed: bool = False
     """The last step was off the rails: what is saved now is no good checkpoint."""
@@ -84,7 +67,9 @@ class Guards:
         if self.config.action == "off":
             return None
         kl = result.stats.get("policy/kl", sampled_kl)
-        alarm = self._kl(kl) or self._collapse(reward)
+        if reward is not None:
+            self.reward.add(reward)
+        alarm = self._kl(kl) or self._collapse()
         alarm = alarm or (self._spike(result) if result.applied and result.stats else None)
         if alarm is not None or kl is not None or result.stats:
             self.alarmed = alarm is not None
@@ -93,23 +78,25 @@ class Guards:
     @property
     def doubtful(self) -> bool:
         """No alarm yet, but what is saved now is not known to be good."""
-        return self.spikes > 0 or self.low_batches > 0
+        return self.spikes > 0 or self.reward.falls_short
 
     def rolled_back(self) -> None:
         """Forget what led here: the restored policy has other norms, and may earn less than the best before it."""
         self.rollbacks += 1
-        self.spikes = self.low_batches = 0
-        self.best_reward = None
+        self.spikes = 0
+        self.reward.forget()
         self.alarmed = False
 
     def state(self) -> dict[str, Any]:
         """JSON values from which `restore` continues exactly."""
-        values = asdict(self)
-        return {name: value for name, value in values.items() if name not in CONSTANTS}
+        return {**{name: getattr(self, name) for name in COUNTED}, "reward": self.reward.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
+        for name in set(COUNTED) & set(state):
+            value = state[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
+        if "reward" in state:
+            self.reward.restore(state["reward"])
 
     def _kl(self, kl: float | None) -> Alarm | None:
         if kl is None or kl <= self.config.max_kl:
@@ -117,23 +104,10 @@ class Guards:
         evidence = f"{kl:.3g} nats a token, more than guards.max_kl = {self.config.max_kl:g}."
         return Alarm("guard_kl", "The policy has run away from the reference", evidence)
 
-    def _collapse(self, reward: BatchReward | None) -> Alarm | None:
+    def _collapse(self) -> Alarm | None:
         """Told for as long as it lasts, also between two batches."""
-        drop = self.config.max_reward_drop
-        if drop is None:
-            return None
-        if reward is not None:
-            best = reward.mean - DOUBT * reward.error
-            self.best_reward = best if self.best_reward is None else max(self.best_reward, best)
-            floor = self.best_reward - drop * (self.best_reward - self.lowest_reward)
-            self.low_batches = self.low_batches + 1 if reward.mean + DOUBT * reward.error < floor else 0
-        if self.low_batches < LOW_BATCHES:
-            return None
-        evidence = (
-            f"The mean reward lost more than {drop:.0%} of its best height of at least {self.best_reward:.3g} in "
-            f"{self.low_batches} batches running (guards.max_reward_drop)."
-        )
-        return Alarm("guard_reward", "The reward has collapsed", evidence)
+        lost = self.reward.collapse
+        return Alarm("guard_reward", "The reward has collapsed", lost) if lost else None
 
     def _spike(self, result: StepResult) -> Alarm | None:
         what = self._outlier(result)

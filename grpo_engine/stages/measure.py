@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from grpo_engine.protocols import Communicator, Sampler
-from grpo_engine.stages.guards import BatchReward
+from grpo_engine.stages.reward_watch import BatchReward
 from grpo_engine.types import Group, Rollout
 
 PAGE_BYTES = 4096

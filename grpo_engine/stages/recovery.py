@@ -8,8 +8,9 @@ from grpo_engine.config import RLStage
 from grpo_engine.diagnostics.detectors import FindingFields
 from grpo_engine.errors import Diverged, NonFinite
 from grpo_engine.stages.context import StageContext, log
-from grpo_engine.stages.guards import Alarm, BatchReward
+from grpo_engine.stages.guards import Alarm
 from grpo_engine.stages.parts import RLParts
+from grpo_engine.stages.reward_watch import BatchReward
 from grpo_engine.stages.sync import send_weights
 from grpo_engine.training.checkpoint import TRAINER
 from grpo_engine.types import StepResult

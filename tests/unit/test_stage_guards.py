@@ -1,7 +1,8 @@
 import pytest
 
 from grpo_engine.config_training import GuardsConfig
-from grpo_engine.stages.guards import BatchReward, Guards
+from grpo_engine.stages.guards import Guards
+from grpo_engine.stages.reward_watch import BatchReward, RewardWatch
 from grpo_engine.types import StepResult
 
 
@@ -10,7 +11,8 @@ def step(norm=0.5, loss=0.1, kl=0.02, applied=True):
 
 
 def guards(**changes):
-    return Guards(GuardsConfig(**({"spike_window": 5} | changes)), max_gradient_norm=1.0)
+    config = GuardsConfig(**({"spike_window": 5} | changes))
+    return Guards(config, 1.0, RewardWatch(config.max_reward_drop))
 
 
 def calm(subject, count=5):
@@ -89,6 +91,7 @@ def test_off_judges_nothing():
 def test_state_goes_on_exactly_after_a_resume():
     one, other = guards(), guards()
     calm(one)
+    earned(one, 0.6, 0.1)
     one.check(step(norm=50))
     other.restore(one.state())
     assert other.check(step(norm=50)) == one.check(step(norm=50))
@@ -102,38 +105,22 @@ def test_a_rollback_is_counted_and_ends_the_alarm():
     assert (subject.rollbacks, subject.alarmed, subject.spikes) == (1, False, 0)
 
 
-def earned(subject, *means, error=0.01):
+def earned(subject, *means):
     """Alarms of batches with these mean rewards; nothing was trained on in any of them."""
-    return [subject.check(StepResult(True, 0.0, 1e-4, {}), None, BatchReward(mean, error)) for mean in means]
+    return [subject.check(StepResult(True, 0.0, 1e-4, {}), None, BatchReward(mean, 0.01)) for mean in means]
 
 
 def test_a_reward_that_collapsed_is_an_alarm_in_its_second_batch_though_nothing_was_trained():
     subject = guards()
     alarms = earned(subject, 0.5, 0.6, 0.1, 0.1, 0.1)
     assert [alarm and alarm.detector for alarm in alarms] == [None, None, None, "guard_reward", "guard_reward"]
-    assert "50%" in alarms[3].evidence
     assert subject.alarmed
 
 
-def test_one_poor_batch_makes_a_checkpoint_doubtful_and_a_good_one_clears_it():
+def test_one_poor_batch_makes_a_checkpoint_doubtful():
     subject = guards()
-    earned(subject, 0.6, 0.1)
+    assert earned(subject, 0.6, 0.1) == [None, None]
     assert subject.doubtful
-    assert earned(subject, 0.6, 0.1, 0.6, 0.1) == [None] * 4
-
-
-def test_noise_is_no_collapse():
-    assert earned(guards(), 0.5, 0.2, 0.2, 0.2, error=0.1) == [None] * 4
-
-
-def test_height_counts_from_the_lowest_reward():
-    subject = Guards(GuardsConfig(), 1.0, lowest_reward=-1.0)
-    assert earned(subject, 0.2, -0.3, -0.3) == [None] * 3
-    assert [alarm is not None for alarm in earned(subject, -0.5, -0.5)] == [False, True]
-
-
-def test_rewards_go_unwatched_where_that_is_asked():
-    assert earned(guards(max_reward_drop=None), 0.9, 0.0, 0.0) == [None] * 3
 
 
 def test_minibatches_of_one_batch_count_it_once():
