@@ -297,7 +297,7 @@ PREFLIGHT = [
         "vLLM's context below the prompts",
         "rollout.max_model_len",
         "no room",
-        _servers("http://localhost:80", max_model_len=8),
+        _servers("http://localhost:80", max_model_len=4),
     ),
     _by_preflight(
         "draft head missing",
