@@ -172,6 +172,12 @@ SCHEMA = [
         {"rollout": {"backend": "torch", "drafts": {"kind": "mtp"}}},
     ),
     _by_schema(
+        "vLLM's shortest match above its longest",
+        "rollout.speculation.min_match",
+        "exceed",
+        {"rollout": {"backend": "vllm", "speculation": {"method": "ngram", "min_match": 5}}},
+    ),
+    _by_schema(
         "eagle without a head",
         "rollout.speculation.model",
         "folder of its draft head",

@@ -29,7 +29,6 @@ class NgramDrafter:
     from its own beginning, so that a row in a loop gets a draft of full length.
     """
 
-    name = "ngram"
     samples = False
 
     def __init__(self, min_match: int, max_match: int, max_tokens: int, device: torch.device) -> None:
