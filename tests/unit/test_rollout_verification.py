@@ -92,10 +92,10 @@ def test_a_drafter_that_equals_the_policy_is_always_accepted() -> None:
 
 def test_a_refusal_by_rounding_alone_samples_from_the_policy() -> None:
     """Where p = q nothing is left of p - q. The number 1 stands for one that rounding put above the ratio."""
-    logprobs_V = torch.tensor([0.25, 0.75]).log()
-    drafts = Drafts(torch.tensor([[0]]), torch.tensor([1]), logprobs_V.expand(1, 1, 2))
+    logprobs_V = torch.tensor([0.25, 0.5, 0.25]).log()
+    drafts = Drafts(torch.tensor([[0]]), torch.tensor([1]), logprobs_V.expand(1, 1, 3))
     certain_BK = torch.ones(1, 1, dtype=torch.float64)
-    verified = verify(logprobs_V.expand(1, 2, 2), drafts, settings(), torch.full((1, 2), 0.9).double(), certain_BK)
+    verified = verify(logprobs_V.expand(1, 2, 3), drafts, settings(), torch.full((1, 2), 0.5).double(), certain_BK)
     assert (verified.counts_B.tolist(), verified.tokens_BQ[0, 0].item()) == ([1], 1)
 
 
