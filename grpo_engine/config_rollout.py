@@ -115,6 +115,12 @@ class VLLMSpeculation(Config):
             raise ValueError(f"model, the folder of its draft head, is needed by method {self.method}")
         return self
 
+    @model_validator(mode="after")
+    def _matches(self) -> VLLMSpeculation:
+        if self.method == "ngram" and self.min_match > self.max_match:
+            raise ValueError(f"min_match {self.min_match} must not exceed max_match {self.max_match}")
+        return self
+
 
 class VLLMEngine(Config):
     """What both ways of running vLLM share."""

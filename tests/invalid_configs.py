@@ -172,6 +172,12 @@ SCHEMA = [
         {"rollout": {"backend": "torch", "drafts": {"kind": "mtp"}}},
     ),
     _by_schema(
+        "vLLM's shortest match above its longest",
+        "rollout.speculation.min_match",
+        "exceed",
+        {"rollout": {"backend": "vllm", "speculation": {"method": "ngram", "min_match": 5}}},
+    ),
+    _by_schema(
         "eagle without a head",
         "rollout.speculation.model",
         "folder of its draft head",
@@ -297,7 +303,7 @@ PREFLIGHT = [
         "vLLM's context below the prompts",
         "rollout.max_model_len",
         "no room",
-        _servers("http://localhost:80", max_model_len=8),
+        _servers("http://localhost:80", max_model_len=4),
     ),
     _by_preflight(
         "draft head missing",

@@ -10,6 +10,7 @@ from grpo_engine.checks.model_folder import ModelShape
 from grpo_engine.checks.report import RenderedPrompt, Report, StageData
 from grpo_engine.checks.tokenizer import LightTokenizer
 from grpo_engine.config import FileData, RLStage, RunConfig, SFTStage
+from grpo_engine.config_rollout import TorchRollout
 from grpo_engine.data.sources import open_source
 from grpo_engine.errors import DataError, InvalidConfig
 from grpo_engine.protocols import PromptSource
@@ -55,18 +56,18 @@ def check_data(
     except ImportError as error:
         report.refuse(f"{field}.source", stage.data.source, f"needs a package: {error}", "install the engine extra")
         return None
-    key = config.stage_key(index)
+    key, num_checked, num_held_out = config.stage_key(index), len(prompts), len(held_out)
     for prompt in prompts[:NUM_SHOWN]:
         report.prompts.append(_rendered(key, prompt))
+    prompts, held_out = _without_too_long(config, index, prompts, held_out, shape, report)
     longest = max(len(prompt.token_ids) for prompt in [*prompts, *held_out])
     report.data.append(
         StageData(
-            stage=key, source=stage.data.source, num_rows=source.size, num_held_out=len(held_out),
-            num_checked=len(prompts), longest_prompt_tokens=longest,
+            stage=key, source=stage.data.source, num_rows=source.size, num_held_out=num_held_out,
+            num_checked=num_checked, longest_prompt_tokens=longest,
         )
     )  # fmt: skip
-    _check_held_out(stage, index, len(held_out), report)
-    prompts, held_out = _without_too_long(stage, field, prompts, held_out, shape, report)
+    _check_held_out(stage, index, num_held_out, report)
     _check_vocabulary(prompts, tokenizer, field, report)
     return ReadStage(prompts, _check_lengths(stage, index, [*prompts, *held_out], tokenizer, shape, report))
 
@@ -96,13 +97,17 @@ def _refuse_data(stage: Stage, field: str, sentence: str, report: Report) -> Non
 
 
 def _without_too_long(
-    stage: Stage, field: str, prompts: list[Prompt], held_out: list[Prompt], shape: ModelShape | None, report: Report
-) -> tuple[list[Prompt], list[Prompt]]:
+    config: RunConfig, index: int, prompts: list[Prompt], held_out: list[Prompt], shape: ModelShape | None,
+    report: Report,
+) -> tuple[list[Prompt], list[Prompt]]:  # fmt: skip
     """The prompts that a run uses: reinforcement learning leaves those out that no completion could follow. Where none
     would be left, all stay, to be refused."""
-    if shape is None or not isinstance(stage, RLStage):
+    limits = [] if shape is None else [shape.max_context_tokens]
+    if not isinstance(config.rollout, TorchRollout) and config.rollout.max_model_len is not None:
+        limits.append(config.rollout.max_model_len)
+    if not limits or not isinstance(config.stages[index], RLStage):
         return prompts, held_out
-    limit = shape.max_context_tokens
+    limit = min(limits)
     fitting = [prompt for prompt in prompts if len(prompt.token_ids) < limit]
     if not fitting:
         return prompts, held_out
@@ -111,10 +116,10 @@ def _without_too_long(
     if num_dropped:
         longest = max([*prompts, *held_out], key=lambda prompt: len(prompt.token_ids))
         message = (
-            f"{num_dropped} of {len(prompts) + len(held_out)} prompts leave no room in the model's context of {limit} "
-            f"tokens and will be left out; the longest, {longest.id}, has {len(longest.token_ids)}"
+            f"{num_dropped} of {len(prompts) + len(held_out)} prompts leave no room in a context of {limit} tokens and "
+            f"will be left out; the longest, {longest.id}, has {len(longest.token_ids)}"
         )
-        report.warn(field, longest.text, message, "shorten or remove them, or use a model with a longer context")
+        report.warn(f"stages.{index}.data", longest.text, message, "shorten or remove them, or allow a longer context")
     return fitting, kept
 
 

@@ -39,6 +39,7 @@ class StageData(BaseModel):
     num_held_out: int
     num_checked: int
     longest_prompt_tokens: int
+    """Of those that a run uses."""
 
 
 class Report(BaseModel):

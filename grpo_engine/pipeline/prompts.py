@@ -7,14 +7,15 @@ from grpo_engine.protocols import PromptSource
 from grpo_engine.types import Prompt
 
 MAX_DROPPED = 10_000
-"""Positions in a row without a prompt that fits, after which an endless source is given up."""
+"""Positions in a row without a prompt that fits, after which a source is given up."""
 
 
 def take_fitting(source: PromptSource, position: int, count: int) -> tuple[list[Prompt], int]:
     """The next `count` prompts from `position` on, and the position after them; prompts that the source drops count as
     positions only. Raises DataError when a whole epoch, or MAX_DROPPED positions, hold none that fits."""
     prompts: list[Prompt] = []
-    limit = min(source.size or MAX_DROPPED, MAX_DROPPED)
+    # Each epoch has an order of its own: only so many positions surely hold a whole one.
+    limit = min(2 * source.size - 1 if source.size else MAX_DROPPED, MAX_DROPPED)
     end, last_found = position, position
     while len(prompts) < count:
         missing = count - len(prompts)

@@ -35,7 +35,6 @@ class Drafts:
 class Drafter(Protocol):
     """Guesses the next tokens of every row. Its rows follow the decoder's, in the same order."""
 
-    name: str
     max_tokens: int
     """Longest draft it can give."""
     samples: bool

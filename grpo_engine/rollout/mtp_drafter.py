@@ -41,7 +41,6 @@ class MTPDrafter:
     """Implements `drafting.Drafter`. Reads heads, embeddings and output head of the module that trains, so that an
     update needs nothing; hidden states of older weights stay until the row ends."""
 
-    name = "mtp"
     samples = True
 
     def __init__(self, heads: MTPHeads, model: PreTrainedModel, max_tokens: int) -> None:

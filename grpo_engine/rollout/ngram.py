@@ -15,8 +15,6 @@ from grpo_engine.rollout.drafting import Drafts
 
 NOTHING = -1
 """Fills unused places; equals no token."""
-BEFORE_START = -2
-"""Stands for tokens before a row's first; equals neither a token nor NOTHING."""
 ROOM_TOKENS = 256
 """Tokens by which the buffer grows, at least."""
 
@@ -29,7 +27,6 @@ class NgramDrafter:
     from its own beginning, so that a row in a loop gets a draft of full length.
     """
 
-    name = "ngram"
     samples = False
 
     def __init__(self, min_match: int, max_match: int, max_tokens: int, device: torch.device) -> None:
@@ -104,8 +101,7 @@ class NgramDrafter:
         matches_BT = torch.zeros_like(tokens_BT)
         for back in range(min(self._max_match, longest)):
             wanted_B1 = tokens_BT.gather(1, (last_B1 - back).clamp(min=0))
-            wanted_B1 = wanted_B1.masked_fill(last_B1 < back, BEFORE_START)
-            running_BT[:, :back] = False
+            running_BT[:, :back] = False  # and so wherever a row has not so many tokens
             running_BT[:, back:] &= tokens_BT[:, : longest - back] == wanted_B1
             matches_BT += running_BT
         score_BT = torch.where(matches_BT >= self._min_match, matches_BT.long() * longest + place_T, NOTHING)

@@ -29,11 +29,8 @@ def shared_rows_are_exact(forward: Forward) -> bool:
     """Set our attention on the model and decode a tiny ragged batch; where logits differ from those of plain forward
     passes, or the model refuses, its attention is restored and the answer is False. What somebody had set stays."""
     was_set, exact = has_packed_attention(forward.model), False
-    if not packing_is_exact(forward.model):
-        log.info("%s cannot share prompts between rows: each row keeps a copy", type(forward.model).__name__)
-        return False
     try:
-        exact = _shared_equals_plain(forward)
+        exact = packing_is_exact(forward.model) and _shared_equals_plain(forward)
     except Exception as error:  # models raise whatever they like
         if is_out_of_memory(error):
             raise
@@ -41,6 +38,8 @@ def shared_rows_are_exact(forward: Forward) -> bool:
     finally:
         if not exact and not was_set:
             use_plain_attention(forward.model)
+    if not exact:
+        log.info("%s cannot share prompts between rows: each row keeps a copy", type(forward.model).__name__)
     return exact
 
 

@@ -1,11 +1,11 @@
 """How the multi-token prediction heads learn: token cross entropy on what the policy was trained on, beside it.
 
-    loss = sum over depths k of  mean over trained tokens of  -log P(x_{i+k} | hidden state of slot i, x_i … x_{i+k-1})
+    loss = 1 / N  sum over depths k and trained tokens of  -log P(x_{i+k} | hidden state of slot i, x_i … x_{i+k-1})
 
-at the objective's temperature, so that heads and policy are compared at equal temperature when drafts are verified.
-Hidden states, embeddings and output head are read without gradient: the policy's gradient, weights and outputs keep
-their bits whether there are heads or not, and a gradient of the heads that is not finite costs the heads this step,
-never the policy.
+with N the trained tokens of depth 1, at the objective's temperature, so that heads and policy are compared at equal
+temperature when drafts are verified. Hidden states, embeddings and output head are read without gradient: the policy's
+gradient, weights and outputs keep their bits whether there are heads or not, and a gradient of the heads that is not
+finite costs the heads this step, never the policy.
 """
 
 from __future__ import annotations

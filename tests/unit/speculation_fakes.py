@@ -63,7 +63,6 @@ class MarkovRows:
 class MarkovDrafter:
     """Drafts from a table of its own, sampled or certain; remembers what each row's pending token is."""
 
-    name = "markov"
     max_tokens = 16
 
     def __init__(self, logits_VV: Tensor, *, samples: bool = True) -> None:

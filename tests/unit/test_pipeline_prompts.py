@@ -1,6 +1,9 @@
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
-from grpo_engine.data.sources import WithinContext
+from grpo_engine.data.sources import FiniteSource, WithinContext
 from grpo_engine.errors import DataError
 from grpo_engine.pipeline.prompts import MAX_DROPPED, take_fitting
 from grpo_engine.types import Prompt
@@ -44,7 +47,16 @@ def test_nothing_is_dropped_that_fits():
     assert take_fitting(WithinContext(source, 4, drop=True), 7, 3) == (source.take(7, 3), 10)
 
 
-@pytest.mark.parametrize("size", [40, None])
-def test_a_source_of_which_nothing_fits_is_an_error(size):
-    with pytest.raises(DataError, match=rf"none of {size or MAX_DROPPED} prompts from position 9"):
+@pytest.mark.parametrize(("size", "seen"), [(40, 80), (None, MAX_DROPPED)])
+def test_a_source_of_which_nothing_fits_is_an_error(size, seen):
+    with pytest.raises(DataError, match=rf"none of {seen} prompts from position 9"):
         fitting(9, 8, size=size, length=4)
+
+
+def test_one_prompt_that_fits_is_found_in_every_epoch_wherever_its_order_puts_it():
+    """First in one epoch and last in the next, it is nearly two epochs away."""
+    source = FiniteSource(np.arange(6), np.arange(0), lambda row, p: Prompt("", p, "", [1] * (row + 3), {}), seed=0)
+    prompts, _ = take_fitting(WithinContext(source, max_context_tokens=4, drop=True), 0, 100)
+    places = [prompt.position for prompt in prompts]
+    assert [place // 6 for place in places] == list(range(100))
+    assert max(later - place for place, later in pairwise(places)) > 6

@@ -75,12 +75,15 @@ def test_completions_that_vllms_context_cuts_are_warned_of() -> None:
     assert "up to 24 tokens" in warning.message
 
 
-def test_prompts_that_will_be_left_out_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rollout", [{"backend": "torch"}, SERVERS | {"max_model_len": 40}, SERVERS | {"max_model_len": 64}]
+)
+def test_prompts_that_will_be_left_out_are_counted(rollout: dict[str, Any], tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8)]
     rows[3]["prompt"] = "1+" * 40
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"source": "file", "path": str(tmp_path / "rows.jsonl"), "held_out_rows": 1}
-    config = changed({"stages.0.data": data, "stages.0.evaluation.num_prompts": 1})
+    config = changed({"stages.0.data": data, "stages.0.evaluation.num_prompts": 1, "rollout": rollout})
     report = check(load_config(config), {})
     assert report.problems == []
     assert [(w.field, "1 of 8 prompts" in w.message) for w in report.warnings] == [("stages.0.data", True)]

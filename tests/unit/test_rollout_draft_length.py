@@ -154,7 +154,9 @@ def test_a_single_length_is_never_left_and_time_is_never_asked() -> None:
 
 
 def test_where_plain_decoding_is_not_allowed_it_is_never_probed() -> None:
-    assert Decoding(DraftLength([2, 3])).run(Machine(token_s=9.0), 64, 500)[0][0] == 0
+    decoding = Decoding(DraftLength([2, 3]))
+    assert decoding.run(Machine(token_s=9.0), 64, 500)[0][0] == 0
+    assert decoding.controller.plain_seconds(64) is None
 
 
 def test_an_empty_list_of_lengths_is_refused() -> None:

@@ -40,6 +40,12 @@ def test_expectations_follow_a_policy_that_grows():
     assert lengths.expected_tokens(LONG) > 400
 
 
+def test_one_batch_moves_expectations_by_less_than_a_third():
+    assert learned([(SHORT, 10)], [(SHORT, 110)], []).expected_tokens(SHORT) == pytest.approx(40)
+    lengths = learned([(SHORT, 50), (WIDE, 150)])
+    assert lengths.expected_tokens(list(range(50))) == pytest.approx(100 * 1.15)
+
+
 def test_one_in_twenty_is_a_straggler():
     lengths = learned([(SHORT, count) for count in range(1, 101)])
     assert lengths.straggler_tokens == 95
@@ -59,6 +65,13 @@ def test_prompts_sampled_longest_ago_are_forgotten():
     assert lengths.expected_tokens(LONG) == lengths.expected_tokens([9, 9, 9])  # no longer its own ratio
 
 
+def test_a_prompt_that_is_sampled_again_is_remembered_longer():
+    others = [([7, index], 50) for index in range(expected_lengths.MAX_PROMPTS - 2)]
+    lengths = learned([(LONG, 150), (SHORT, 50)], others, [(LONG, 150)], [([8, 8], 50)])
+    unknown = lengths.expected_tokens([9, 9, 9])
+    assert lengths.expected_tokens(SHORT) == unknown != lengths.expected_tokens(LONG)
+
+
 def test_a_resumed_run_expects_the_same():
     lengths = learned([(SHORT, 10), (LONG, 70), (WIDE, 33)] * 30)
     again = ExpectedLengths()
@@ -68,3 +81,5 @@ def test_a_resumed_run_expects_the_same():
     assert again.straggler_tokens == lengths.straggler_tokens
     again.restore({})
     assert again.state() == lengths.state()
+    again.learn([SHORT] * expected_lengths.MAX_LENGTHS, [9] * expected_lengths.MAX_LENGTHS)
+    assert again.state()["lengths"] == [9] * expected_lengths.MAX_LENGTHS

@@ -93,7 +93,7 @@ class Scene:
 
 def test_it_is_a_drafter() -> None:
     drafter: Drafter = Scene().drafter
-    assert (drafter.name, drafter.max_tokens) == ("mtp", 5)
+    assert (drafter.samples, drafter.max_tokens) == (True, 5)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_engine.rollout import open_rows
 from grpo_engine.rollout import rows as rows_module
 from grpo_engine.rollout.attention import ROOM_TOKENS
 from grpo_engine.rollout.forward import Forward, Outputs
@@ -150,3 +151,12 @@ def test_hidden_states_are_those_the_head_reads(kind: Any) -> None:
     second = rows.feed(torch.tensor([[3, 4], [5, 6]]))
     for outputs in (first, second):
         assert torch.equal(rows._forward.model.lm_head(outputs.hidden_BQH), outputs.logits_BQV)
+
+
+def test_a_model_whose_shared_prompts_are_not_exact_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(open_rows, "_shared_equals_plain", lambda forward: False)
+    caplog.set_level("INFO", "cohort")
+    assert not shared_rows_are_exact(Forward(tiny_model("llama").eval(), 64))
+    assert "LlamaForCausalLM cannot share prompts" in caplog.text

@@ -12,10 +12,11 @@ import torch
 from grpo_engine.config import SamplingConfig
 from grpo_engine.config_rollout import MTPDrafts, NgramDrafts, NoDrafts
 from grpo_engine.rollout.ngram import NgramDrafter
-from grpo_engine.rollout.speculation import Speculator, make_speculator
+from grpo_engine.rollout.speculation import Pending, Speculator, make_speculator
 from tests.unit.speculation_fakes import (
     NO_ENDS,
     MarkovDrafter,
+    MarkovRows,
     chain_probabilities,
     decode,
     deviation,
@@ -129,7 +130,29 @@ def test_selected_rows_keep_their_own_numbers() -> None:
     assert not torch.equal(kept, drafting.numbers.at("draft", position_B, 2))
 
 
+def test_rows_that_come_later_have_their_own_numbers_too() -> None:
+    later, together = speculator(2), speculator(2)
+    admit(together, 3)
+    for asked in (requests(3)[:2], requests(3)[2:]):
+        later.admit(asked, torch.zeros(len(asked), dtype=torch.long), torch.zeros(len(asked), 1), 9)
+    position_B = torch.tensor([0, 3, 8])
+    assert torch.equal(later.numbers.at("draft", position_B, 1), together.numbers.at("draft", position_B, 1))
+
+
 # ---------------------------------------------------------------- what is told
+def test_rows_that_ended_and_drafts_behind_an_end_do_not_count() -> None:
+    """0 is followed by 1 and 1 by 2, which ends; one row has ended, one has a token left, one has nine."""
+    chain = torch.eye(4).roll(1, dims=1) * 50
+    drafting, rows = Speculator(MarkovDrafter(chain), [3], torch.tensor([2])), MarkovRows(chain, 3)
+    admit(drafting, 3)
+    pending = Pending(torch.zeros(3).long(), torch.ones(3).long(), torch.tensor([0, 1, 9]), None)
+    assert drafting.step(rows, 3, pending, settings(temperature=0)).counts_B.tolist() == [0, 1, 2]
+    assert rows.held == [[], [0], [0, 1]]
+    told = drafting.take_metrics()
+    assert (told["rollout/drafted_tokens"], told["rollout/accepted_share"]) == (4, 0.75)
+    assert told["rollout/tokens_per_forward"] == 1.5
+
+
 def test_metrics_count_drafts_and_begin_anew() -> None:
     drafting = Speculator(MarkovDrafter(POLICY), [2], NO_ENDS)
     decode(drafting, POLICY, requests(2), settings(temperature=0, max_new_tokens=8), (2, 0, 2))
@@ -183,6 +206,8 @@ def test_the_config_names_the_drafter_and_its_lengths() -> None:
     drafting = make_speculator(NgramDrafts(fixed_tokens=7), NO_ENDS)
     assert drafting is not None
     assert drafting.choose_length(128) == 7
+    decode(drafting, torch.eye(4).roll(1, dims=1) * 50, requests(1), settings(max_new_tokens=16))
+    assert drafting.take_metrics()["rollout/drafted_tokens"] > 0
     heads = MarkovDrafter(DRAFTER)
     drafting = make_speculator(MTPDrafts(min_tokens=3), NO_ENDS, heads, deterministic=True)
     assert drafting is not None

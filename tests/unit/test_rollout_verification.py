@@ -90,6 +90,15 @@ def test_a_drafter_that_equals_the_policy_is_always_accepted() -> None:
     assert drawn(5_000, settings(), policy_V, policy_V).counts_B.tolist() == [2] * 5_000
 
 
+def test_a_refusal_by_rounding_alone_samples_from_the_policy() -> None:
+    """Where p = q nothing is left of p - q. The number 1 stands for one that rounding put above the ratio."""
+    logprobs_V = torch.tensor([0.25, 0.5, 0.25]).log()
+    drafts = Drafts(torch.tensor([[0]]), torch.tensor([1]), logprobs_V.expand(1, 1, 3))
+    certain_BK = torch.ones(1, 1, dtype=torch.float64)
+    verified = verify(logprobs_V.expand(1, 2, 3), drafts, settings(), torch.full((1, 2), 0.5).double(), certain_BK)
+    assert (verified.counts_B.tolist(), verified.tokens_BQ[0, 0].item()) == ([1], 1)
+
+
 def test_a_draft_that_truncation_removed_is_never_accepted() -> None:
     policy_BQV = torch.tensor([3.0, 2.0, 1.0]).expand(1, 2, 3)
     drafts = Drafts(torch.tensor([[2]]), torch.tensor([1]), torch.full((1, 1, 3), 1 / 3).log())
@@ -118,6 +127,13 @@ def test_greedy_tokens_are_the_likeliest_whatever_is_drafted() -> None:
     verified = verify(logits_BQV, drafts, settings(temperature=0), None)
     assert torch.equal(verified.tokens_BQ, logits_BQV.argmax(-1))
     assert len(set(verified.counts_B.tolist())) > 2
+
+
+def test_greedy_choice_asks_not_how_a_draft_was_made() -> None:
+    logits_BQV = table(VOCABULARY, 3)[:3].expand(1, 3, -1)
+    sampled = Drafts(torch.tensor([[0, 0]]), torch.tensor([2]), torch.zeros(1, 2, VOCABULARY).log_softmax(-1))
+    verified = verify(logits_BQV, sampled, settings(temperature=0), None)
+    assert torch.equal(verified.tokens_BQ, logits_BQV.argmax(-1))
 
 
 def test_what_lies_behind_a_drafts_end_is_not_accepted() -> None:

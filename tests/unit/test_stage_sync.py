@@ -77,7 +77,7 @@ def test_an_update_that_arrives_is_recorded_with_version_checksum_and_seconds(tm
     values = send_weights(context, parts)
     [event] = context.journal.of("weight_sync")
     assert (event.policy_version, event.probe_gap_nats, event.repeated) == (3, 0.0, False)
-    assert len(event.checksum) == 16
+    assert event.checksum == checksum({"w": torch.full((2, 2), 3.0)})
     assert values["rollout/probe_gap_nats"] == values["rollout/weight_updates_repeated"] == 0.0
     assert values["rollout/sync_s"] == event.seconds > 0
     assert parts.sampler.received["w"].tolist() == [[3.0, 3.0], [3.0, 3.0]]
@@ -90,6 +90,30 @@ def test_a_lost_update_is_repeated_once_and_told(tmp_path):
     [event], [warning] = context.journal.of("weight_sync"), context.journal.of("warning")
     assert event.repeated
     assert "differ by 3 nats" in warning.message
+
+
+def test_both_gaps_are_told_where_they_are_allowed(tmp_path):
+    learner = Versioned()
+    learner.better = 2**-11
+    context, parts = syncing(tmp_path, Copying(), learner)
+    assert send_weights(context, parts)["rollout/probe_gap_nats"] == 2**-11
+    [event] = context.journal.of("weight_sync")
+    assert (event.probe_gap_nats, event.choice_gap_nats, event.repeated) == (0.0, 2**-11, False)
+
+
+def test_a_sampler_that_is_less_sure_than_the_trainer_differs_too(tmp_path):
+    sampler = Copying(0)
+    sampler.version = 9
+    context, parts = syncing(tmp_path, sampler)
+    assert send_weights(context, parts)["rollout/weight_updates_repeated"] == 1.0
+
+
+def test_a_sampler_that_gives_nothing_agrees_with_nothing(tmp_path):
+    sampler = Copying()
+    sampler.sample = lambda requests, sampling: [Completion([], "", "stop", [], []) for _ in requests]
+    context, parts = syncing(tmp_path, sampler)
+    with pytest.raises(WeightSyncFailed, match="0 probe tokens"):
+        send_weights(context, parts)
 
 
 def test_an_update_lost_twice_ends_the_run_with_its_figures(tmp_path):
@@ -105,6 +129,7 @@ def test_a_token_that_the_trainer_would_not_have_taken_fails_the_probe(tmp_path)
     context, parts = syncing(tmp_path, Copying(), learner)
     with pytest.raises(WeightSyncFailed, match=r"another token likelier by up to 0\.01"):
         send_weights(context, parts)
+    assert parts.sampler.calls.count("load") == 2
 
 
 def test_what_cannot_be_compared_fails_the_probe(tmp_path):
@@ -119,6 +144,14 @@ def test_what_cannot_be_compared_fails_the_probe(tmp_path):
 def test_a_policy_that_broke_is_no_failed_update(tmp_path):
     context, parts = syncing(tmp_path, Copying(), version=math.inf)
     with pytest.raises(NonFinite, match="not finite after an update"):
+        send_weights(context, parts)
+
+
+def test_one_number_of_the_policy_that_is_not_finite_is_enough(tmp_path):
+    context, parts = syncing(tmp_path, Copying())
+    told = [GreedyScores([-3.0, math.nan, -3.0, -3.0], [0.0] * 4)] * 2
+    parts.probe = SyncProbe([[5, 6], [7]], 4, 1e-3, lambda rows: told)
+    with pytest.raises(NonFinite):
         send_weights(context, parts)
 
 
@@ -152,6 +185,13 @@ def test_numbers_that_are_not_finite_on_another_rank_are_raised_here_too(tmp_pat
         send_weights(context, parts)
 
 
+def test_what_the_sampler_of_another_rank_refused_is_told_here(tmp_path):
+    context, parts = syncing(tmp_path, Copying())
+    context.communicator = TwoRanks(lambda mine: type(mine)(mine.seconds, refused="ValueError: no w"))
+    with pytest.raises(WeightSyncFailed, match="did not take the weights: ValueError: no w"):
+        send_weights(context, parts)
+
+
 def test_all_ranks_repeat_what_one_of_them_lost(tmp_path):
     context, parts = syncing(tmp_path, Copying())
     far = iter([5.0, 0.0])
@@ -162,10 +202,11 @@ def test_all_ranks_repeat_what_one_of_them_lost(tmp_path):
     assert values["rollout/sync_s"] >= 18.0  # the slowest rank's
 
 
-def test_every_copy_of_the_weights_is_probed(tmp_path):
+@pytest.mark.parametrize("order", [1, -1])
+def test_every_copy_of_the_weights_is_probed(tmp_path, order):
     stale = Copying(0, 1)
     spread = Copying()
-    spread.replicas = lambda: [spread, stale]
+    spread.replicas = lambda: [spread, stale][::order]
     context, parts = syncing(tmp_path, spread)
     with pytest.raises(WeightSyncFailed):
         send_weights(context, parts)
@@ -176,6 +217,7 @@ def test_a_sampler_on_the_learners_own_weights_needs_no_probe(tmp_path):
     stage = rl_stage()
     context, parts = context_of(stage, tmp_path), parts_of(stage, Versioned())
     parts.learner.policy_version = 4
+    parts.learner.iter_full_weights = None  # nobody asks for them
     assert list(send_weights(context, parts)) == ["rollout/sync_s"]
     assert parts.sampler.version == 4
     assert context.journal.of("weight_sync") == []
@@ -206,6 +248,7 @@ def checksum(tensors):
         weights(a=torch.tensor([[1.0, 2.0]])),
         weights(c=torch.zeros(1)),
         {"a": weights()["a"]},
+        {"z": weights()["a"], "b": weights()["b"]},
         {},
     ],
 )
