@@ -13,6 +13,7 @@ from grpo_engine.events import NoJournal
 from grpo_engine.pipeline.synchronous import Batch
 from grpo_engine.stages.context import SavedCheckpoint, StageContext
 from grpo_engine.stages.guards import Guards
+from grpo_engine.stages.reward_watch import RewardWatch
 from grpo_engine.types import Completion, Group, Prompt, Rollout, StageProgress, StepResult
 
 
@@ -100,7 +101,7 @@ def context_of(stage: RLStage, folder: Path) -> StageContext:
 
 
 def parts_of(stage: RLStage, learner: CountingLearner) -> Any:
-    guards = Guards(stage.guards, 1.0)
+    guards = Guards(stage.guards, 1.0, RewardWatch(stage.guards.max_reward_drop))
     return SimpleNamespace(learner=learner, sampler=VersionedSampler(), guards=guards, probe=None, lengths=None)
 
 
