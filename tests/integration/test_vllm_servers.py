@@ -10,27 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from grpo_engine.config_rollout import VLLMServerRollout
 from grpo_engine.launch import process_table
 from grpo_engine.rollout.vllm.pool import VLLMServerSampler
-from grpo_engine.types import Completion, SampleRequest
+from grpo_engine.types import Completion
 from tests.vllm_models import (
     CONTEXT,
     TOKENIZER,
-    needs_vllm,
+    of_vllm,
     plain_logits,
-    plain_logprobs,
     requests,
     settings,
     vllm_model,
+    worst_gap,
     write_folder,
 )
 from tests.waiting import wait_until
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1800)]
+pytestmark = of_vllm
 PROMPTS = ["7+5=", "347+285=", "1", "12*(3+4)=", "the quick brown fox jumps over the lazy dog; " * 2]
 NO_END = {71}
 
@@ -76,15 +75,6 @@ def is_server(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     children = [child for child, (parent, state) in process_table().items() if parent == pid and state != "Z"]
     return children + [below for child in children for below in descendants(child)]
-
-
-def worst_gap(model: PreTrainedModel, asked: list[SampleRequest], found: list[Completion], temperature: float) -> float:
-    """Largest difference of any log-probability to a plain forward's."""
-    gaps = []
-    for request, completion in zip(asked, found, strict=True):
-        sampled, full = plain_logprobs(model, request.prompt_ids, completion, temperature)
-        gaps += [sampled - torch.tensor(completion.logprobs), full - torch.tensor(completion.full_logprobs)]
-    return max(float(gap.abs().max()) for gap in gaps)
 
 
 # ---------------------------------------------------------------- sampling
@@ -133,7 +123,6 @@ def test_an_update_replaces_every_weight_and_what_was_cached_on_every_server(sam
             found = replica.sample(asked, settings(temperature=0, max_new_tokens=12))
             assert worst_gap(new, asked, found, 1.0) <= 1e-4
             assert found[0].policy_version == version
-    assert sampler.take_metrics()["rollout/server_update_s"] < 5
 
 
 def test_an_update_in_flight_changes_what_follows(sampler: VLLMServerSampler, model: PreTrainedModel) -> None:
