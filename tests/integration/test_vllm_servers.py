@@ -125,30 +125,33 @@ def test_an_update_replaces_every_weight_and_what_was_cached_on_every_server(sam
             assert found[0].policy_version == version
 
 
-def test_an_update_in_flight_changes_what_follows(sampler: VLLMServerSampler, model: PreTrainedModel) -> None:
-    asked, new, found = requests(PROMPTS, 2), vllm_model("llama", seed=8), list[Completion]()
-    sampling = settings(temperature=0, max_new_tokens=150)
-    thread = threading.Thread(target=lambda: found.extend(sampler.sample(asked, sampling)))
+def in_another_thread(sampler: VLLMServerSampler, **sampling: Any) -> tuple[threading.Thread, list[Completion]]:
+    """Long completions being sampled; returns once a server has begun with them."""
+    found: list[Completion] = []
+    sampler.take_metrics()
+    thread = threading.Thread(target=lambda: found.extend(sampler.sample(requests(PROMPTS, 2), settings(**sampling))))
     thread.start()
-    wait_until(lambda: sum(member.num_rows for member in sampler._members.all) == len(asked), 10, "all are sent")
+    wait_until(lambda: "rollout/cached_prompt_share" in sampler.take_metrics(), 60, "a prompt is computed")
+    return thread, found
+
+
+def test_an_update_in_flight_changes_what_follows(sampler: VLLMServerSampler) -> None:
+    new = vllm_model("llama", seed=8)
+    thread, found = in_another_thread(sampler, temperature=0, max_new_tokens=150)
     sampler.load_weights(new.named_parameters(), 2)
     thread.join()
-    last = plain_logits(new, asked[0].prompt_ids, found[0])[-15:].argmax(-1).tolist()
+    last = plain_logits(new, requests(PROMPTS)[0].prompt_ids, found[0])[-15:].argmax(-1).tolist()
     assert found[0].token_ids[-15:] == last
     assert {completion.policy_version for completion in found} == {1}
     assert "aborted" not in {completion.finish_reason for completion in found}
 
 
-def test_abort_ends_what_is_being_sampled_with_what_it_has(sampler: VLLMServerSampler, model: PreTrainedModel) -> None:
-    asked, found = requests(PROMPTS, 2), list[Completion]()
-    sampling = settings(temperature=0.7, top_k=4, max_new_tokens=150)
-    thread = threading.Thread(target=lambda: found.extend(sampler.sample(asked, sampling)))
-    thread.start()
-    wait_until(lambda: sum(member.num_rows for member in sampler._members.all) == len(asked), 10, "all are sent")
+def test_abort_ends_what_is_being_sampled_with_what_it_has(sampler: VLLMServerSampler) -> None:
+    thread, found = in_another_thread(sampler, temperature=0.7, top_k=4, max_new_tokens=150)
     sampler.abort()
     thread.join()
     assert "aborted" in {completion.finish_reason for completion in found}
-    assert len(sampler.sample(asked, settings())) == len(asked)
+    assert len(sampler.sample(requests(PROMPTS), settings())) == len(PROMPTS)
 
 
 # ---------------------------------------------------------------- failures
