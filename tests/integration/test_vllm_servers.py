@@ -77,6 +77,20 @@ def descendants(pid: int) -> list[int]:
     return children + [below for child in children for below in descendants(child)]
 
 
+# ---------------------------------------------------------------- speculation, untied heads
+# First: the two servers of the other tests, which take their memory, have not been started yet.
+def test_speculation_samples_the_policy_and_its_log_probabilities(tmp_path: Path) -> None:
+    model = vllm_model("llama", tied=False)
+    speculation = {"method": "ngram", "num_tokens": 3, "max_match": 3, "min_match": 1}
+    sampler = start(write_folder(model, tmp_path / "model"), tmp_path, speculation=speculation)
+    sampler.load_weights(model.named_parameters(), 1)
+    asked = requests(PROMPTS, 4)
+    for truncation in ({}, {"top_k": 4}):
+        found = sampler.sample(asked, settings(temperature=0.7, max_new_tokens=60, **truncation))
+        assert worst_gap(model, asked, found, 0.7) <= 1e-4
+    sampler.close()
+
+
 # ---------------------------------------------------------------- sampling
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 4}, {"top_p": 0.8, "min_p": 0.02}])
 def test_log_probabilities_equal_a_plain_forward(
@@ -169,16 +183,3 @@ def test_a_server_that_is_killed_leaves_nothing_and_comes_back_with_the_present_
     wait_until(lambda: len(sampler.sample(asked[:1], settings())) and len(sampler.replicas()) == 2, 1200, "it is back")
     for replica in sampler.replicas():
         assert worst_gap(model, asked, replica.sample(asked, settings(temperature=0.7)), 0.7) <= 1e-4
-
-
-# ---------------------------------------------------------------- speculation, untied heads
-def test_speculation_samples_the_policy_and_its_log_probabilities(tmp_path: Path) -> None:
-    model = vllm_model("llama", tied=False)
-    speculation = {"method": "ngram", "num_tokens": 3, "max_match": 3, "min_match": 1}
-    sampler = start(write_folder(model, tmp_path / "model"), tmp_path, speculation=speculation)
-    sampler.load_weights(model.named_parameters(), 1)
-    asked = requests(PROMPTS, 4)
-    for truncation in ({}, {"top_k": 4}):
-        found = sampler.sample(asked, settings(temperature=0.7, max_new_tokens=60, **truncation))
-        assert worst_gap(model, asked, found, 0.7) <= 1e-4
-    sampler.close()
