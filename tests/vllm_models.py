@@ -1,8 +1,9 @@
-"""Small models whose shapes vLLM accepts, and what a plain float32 forward says of a completion."""
+"""Small models whose shapes vLLM accepts, vLLM started on them, what a plain float32 forward says of completions."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,17 @@ from transformers import (
 )
 
 from grpo_engine.config import SamplingConfig
+from grpo_engine.config_rollout import VLLMRollout
 from grpo_engine.model.tokenizer import character_tokenizer
 from grpo_engine.rollout.vllm.folder import write_model_folder
+from grpo_engine.rollout.vllm.sampler import VLLMSampler
 from grpo_engine.types import Completion, SampleRequest
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: run make install-vllm"
 )
+of_vllm = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1800)]
+"""Marks of a file of such tests: vLLM warns of its own, and takes a minute to start where others work."""
 CONTEXT = 256
 TOKENIZER = character_tokenizer(CONTEXT)
 EOS = 2
@@ -67,6 +72,13 @@ def write_folder(model: PreTrainedModel, folder: Path, *, weights: bool = False)
     return folder
 
 
+def start_vllm(model: PreTrainedModel, folder: Path, ends: Collection[int] = (), **config: Any) -> VLLMSampler:
+    """vLLM in this process, holding the model's weights as of version 1."""
+    made = VLLMSampler(VLLMRollout.model_validate(config), write_folder(model, folder), TOKENIZER, ends, CONTEXT)
+    made.load_weights(model.named_parameters(), 1)
+    return made
+
+
 def requests(prompts: list[str], completions: int = 1, seed: int = 0) -> list[SampleRequest]:
     return [
         SampleRequest(TOKENIZER(prompt).input_ids, (seed, index, copy), str(index))
@@ -96,3 +108,14 @@ def plain_logprobs(
         return full, full
     mass = [row[kept].logsumexp(-1) - row.logsumexp(-1) for row, kept in zip(scaled, completion.kept_ids, strict=True)]
     return full - torch.stack(mass), full
+
+
+def worst_gap(
+    model: PreTrainedModel, asked: Sequence[SampleRequest], found: Sequence[Completion], temperature: float
+) -> float:
+    """Largest difference of any log-probability of the completions to a plain forward's."""
+    gaps = []
+    for request, completion in zip(asked, found, strict=True):
+        sampled, full = plain_logprobs(model, request.prompt_ids, completion, temperature)
+        gaps += [sampled - torch.tensor(completion.logprobs), full - torch.tensor(completion.full_logprobs)]
+    return max(float(gap.abs().max()) for gap in gaps)

@@ -10,7 +10,9 @@ from tests.engine_process import named, run_engine
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 2000
-GROWTH = 1.03
+# Plain decoding grew by 0.14 % of 448 MB, 0.4 KB a step, and n-gram drafts by none. One per cent allows 2.5 KB a step:
+# less than what a step samples, so a step's rollouts that somebody keeps are seen.
+GROWTH = 1.01
 """Of the median resident memory, from steps 200 to 400 to the last 200."""
 
 

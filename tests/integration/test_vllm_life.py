@@ -14,7 +14,7 @@ from tests.vllm_models import (
     CONTEXT,
     EOS,
     TOKENIZER,
-    needs_vllm,
+    of_vllm,
     plain_logits,
     requests,
     settings,
@@ -22,7 +22,7 @@ from tests.vllm_models import (
     write_folder,
 )
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = of_vllm
 
 
 def test_starting_leaves_the_trainers_random_numbers_and_threads(tmp_path: Path) -> None:

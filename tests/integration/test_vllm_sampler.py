@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from grpo_engine.config_rollout import VLLMRollout
 from grpo_engine.errors import DataError
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
 from grpo_engine.types import Completion
@@ -19,33 +17,19 @@ from tests.vllm_models import (
     CONTEXT,
     EOS,
     TOKENIZER,
-    needs_vllm,
+    of_vllm,
     plain_logits,
-    plain_logprobs,
     requests,
     settings,
+    start_vllm,
     vllm_model,
-    write_folder,
+    worst_gap,
 )
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = of_vllm
 PROMPTS = ["7+5=", "347+285=", "1", "12*(3+4)=", "x=y;", "the quick brown fox jumps over the lazy dog; " * 2]
 LONG = "the quick brown fox " * 8
-NO_END: set[int] = set()
 ENDS = {EOS, 9, 14}
-
-
-def start(model: PreTrainedModel, folder: Path, ends: set[int] | None = None, **config: Any) -> VLLMSampler:
-    """A sampler that holds the model's weights as of version 1."""
-    made = VLLMSampler(
-        VLLMRollout.model_validate(config),
-        write_folder(model, folder),
-        TOKENIZER,
-        {EOS} if ends is None else ends,
-        CONTEXT,
-    )
-    made.load_weights(model.named_parameters(), 1)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +39,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def sampler(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMSampler]:
-    made = start(model, tmp_path_factory.mktemp("llama"), NO_END)
+    made = start_vllm(model, tmp_path_factory.mktemp("llama"))
     yield made
     made.close()
 
@@ -66,7 +50,7 @@ def other(
 ) -> Iterator[tuple[VLLMSampler, PreTrainedModel]]:
     """Untied heads, several end tokens; sliding windows and fewer key-value heads."""
     model = vllm_model(request.param, tied=request.param == "mistral")
-    made = start(model, tmp_path_factory.mktemp(request.param), ENDS)
+    made = start_vllm(model, tmp_path_factory.mktemp(request.param), ENDS)
     yield made, model
     made.close()
 
@@ -78,13 +62,6 @@ def changed(sampler: VLLMSampler, model: PreTrainedModel) -> Iterator[VLLMSample
     sampler.load_weights(model.named_parameters(), 1)
 
 
-def worst_gap(model: PreTrainedModel, prompt_ids: list[int], completion: Completion, temperature: float) -> float:
-    """Largest difference of any log-probability of the completion to a plain forward's."""
-    sampled, full = plain_logprobs(model, prompt_ids, completion, temperature)
-    gaps = [sampled - torch.tensor(completion.logprobs), full - torch.tensor(completion.full_logprobs)]
-    return max(float(gap.abs().max()) for gap in gaps)
-
-
 # ---------------------------------------------------------------- log-probabilities
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9}])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -93,9 +70,8 @@ def test_log_probabilities_equal_a_plain_forward(
 ) -> None:
     asked = requests(PROMPTS, 3)
     completions = sampler.sample(asked, settings(temperature=temperature, **truncation))
-    for request, completion in zip(asked, completions, strict=True):
-        assert worst_gap(model, request.prompt_ids, completion, temperature) <= 1e-4
-        assert (completion.kept_ids is None) == (not truncation)
+    assert worst_gap(model, asked, completions, temperature) <= 1e-4
+    assert all((completion.kept_ids is None) == (not truncation) for completion in completions)
 
 
 def test_top_k_keeps_the_likeliest(sampler: VLLMSampler, model: PreTrainedModel) -> None:
@@ -109,16 +85,15 @@ def test_top_k_keeps_the_likeliest(sampler: VLLMSampler, model: PreTrainedModel)
 def test_families_and_untied_heads(other: tuple[VLLMSampler, PreTrainedModel]) -> None:
     sampler, model = other
     asked = requests([*PROMPTS, "abc " * 20], 2)
-    for request, completion in zip(asked, sampler.sample(asked, settings(temperature=0.7, top_k=4)), strict=True):
-        assert worst_gap(model, request.prompt_ids, completion, 0.7) <= 1e-4
+    assert worst_gap(model, asked, sampler.sample(asked, settings(temperature=0.7, top_k=4)), 0.7) <= 1e-4
 
 
 def test_greedy_choice_is_the_likeliest_token(sampler: VLLMSampler, model: PreTrainedModel) -> None:
     asked = requests(PROMPTS)
-    for request, completion in zip(asked, sampler.sample(asked, settings(temperature=0)), strict=True):
-        logits = plain_logits(model, request.prompt_ids, completion)
-        assert completion.token_ids == logits.argmax(-1).tolist()
-        assert worst_gap(model, request.prompt_ids, completion, 1.0) <= 1e-4
+    completions = sampler.sample(asked, settings(temperature=0))
+    for request, completion in zip(asked, completions, strict=True):
+        assert completion.token_ids == plain_logits(model, request.prompt_ids, completion).argmax(-1).tolist()
+    assert worst_gap(model, asked, completions, 1.0) <= 1e-4
 
 
 def test_first_tokens_follow_the_exact_distribution(sampler: VLLMSampler, model: PreTrainedModel) -> None:
@@ -146,6 +121,22 @@ def test_a_requests_tokens_do_not_depend_on_its_batch(sampler: VLLMSampler) -> N
 def test_completions_of_one_prompt_differ(sampler: VLLMSampler) -> None:
     completions = sampler.sample(requests(["7+5="], 8), settings(temperature=1.0))
     assert len({tuple(c.token_ids) for c in completions}) == 8
+
+
+# ---------------------------------------------------------------- prompts computed in parts
+def test_a_prompt_computed_in_parts_gets_the_same_tokens(sampler: VLLMSampler) -> None:
+    """36 prompts of 244 tokens: a step takes 4,096, so two prompts are cut. vLLM's own step fails at the first cut."""
+    asked = requests([f"{index:03} " + "the quick brown fox " * 12 for index in range(36)])
+    sampling = settings(temperature=1.0, max_new_tokens=8)
+    together = sampler.sample(asked, sampling)
+    alone = [sampler.sample([request], sampling)[0] for request in asked]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+
+
+def test_generators_of_the_cpu_still_have_no_offset() -> None:
+    """When this fails, the repair may go that the test above needs."""
+    with pytest.raises(RuntimeError, match="does not use offset"):
+        torch.Generator().get_offset()
 
 
 # ---------------------------------------------------------------- ends
@@ -192,7 +183,7 @@ def check_updates(sampler: VLLMSampler, make: Callable[[int], PreTrainedModel]) 
         new = make(seed)
         sampler.load_weights(new.named_parameters(), version)
         after = greedy(sampler)
-        assert worst_gap(new, TOKENIZER(LONG).input_ids, after, 1.0) <= 1e-4
+        assert worst_gap(new, requests([LONG]), [after], 1.0) <= 1e-4
         assert after.token_ids != before.token_ids
         assert (after.policy_version, before.policy_version) == (version, 1)
 
@@ -218,7 +209,7 @@ def test_incomplete_or_unknown_weights_are_refused(changed: VLLMSampler, model: 
     with pytest.raises(RuntimeError, match="load_weights"):
         greedy(changed)
     changed.load_weights(given.items(), 3)
-    assert worst_gap(model, TOKENIZER(LONG).input_ids, greedy(changed), 1.0) <= 1e-4
+    assert worst_gap(model, requests([LONG]), [greedy(changed)], 1.0) <= 1e-4
 
 
 # ---------------------------------------------------------------- in flight
@@ -255,10 +246,8 @@ def test_abort_ends_what_is_being_sampled_with_what_it_has(sampler: VLLMSampler,
     sampler.abort()
     thread.join()
     assert {c.finish_reason for c in completions} == {"aborted"}
-    asked = requests(PROMPTS, 2)
-    for request, completion in zip(asked, completions, strict=True):
-        assert 10 <= len(completion.token_ids) < 200
-        assert worst_gap(model, request.prompt_ids, completion, 0.7) <= 1e-4
+    assert all(10 <= len(completion.token_ids) < 200 for completion in completions)
+    assert worst_gap(model, requests(PROMPTS, 2), completions, 0.7) <= 1e-4
     assert greedy(sampler).finish_reason == "length"
 
 

@@ -9,22 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from grpo_engine.config_rollout import VLLMRollout
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
 from grpo_engine.types import Completion, SampleRequest
-from tests.vllm_models import (
-    CONTEXT,
-    TOKENIZER,
-    needs_vllm,
-    plain_logits,
-    plain_logprobs,
-    requests,
-    settings,
-    vllm_model,
-    write_folder,
-)
+from tests.vllm_models import of_vllm, plain_logits, requests, settings, start_vllm, vllm_model, worst_gap
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = of_vllm
 PROMPTS = ["abababababababab", "7+5=12;7+5=12;7+5=", "12", "x=y;y=x;x=y;"]
 NGRAM: dict[str, Any] = {"method": "ngram", "num_tokens": 3, "max_match": 3, "min_match": 1}
 
@@ -36,9 +25,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def sampler(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMSampler]:
-    config = VLLMRollout.model_validate({"speculation": NGRAM})
-    made = VLLMSampler(config, write_folder(model, tmp_path_factory.mktemp("ngram")), TOKENIZER, set(), CONTEXT)
-    made.load_weights(model.named_parameters(), 1)
+    made = start_vllm(model, tmp_path_factory.mktemp("ngram"), speculation=NGRAM)
     yield made
     made.close()
 
@@ -77,11 +64,18 @@ def test_log_probabilities_of_drafted_tokens_are_the_policys(
     sampler: VLLMSampler, model: PreTrainedModel, truncation: dict[str, float]
 ) -> None:
     asked = requests(PROMPTS, 3)
-    for request, completion in zip(asked, sampler.sample(asked, settings(temperature=0.7, **truncation)), strict=True):
-        sampled, full = plain_logprobs(model, request.prompt_ids, completion, 0.7)
-        torch.testing.assert_close(torch.tensor(completion.logprobs), sampled, atol=1e-4, rtol=0)
-        torch.testing.assert_close(torch.tensor(completion.full_logprobs), full, atol=1e-4, rtol=0)
-        assert len(completion.kept_ids or []) == (len(completion.token_ids) if truncation else 0)
+    completions = sampler.sample(asked, settings(temperature=0.7, **truncation))
+    assert worst_gap(model, asked, completions, 0.7) <= 1e-4
+    assert all(len(c.kept_ids or []) == (len(c.token_ids) if truncation else 0) for c in completions)
+
+
+def test_prompts_computed_in_parts_beside_drafts_follow_the_policy(
+    sampler: VLLMSampler, model: PreTrainedModel
+) -> None:
+    """More prompts than a step takes, while shorter ones decode with drafts."""
+    asked = requests(PROMPTS + [f"{index:03} " + "the quick brown fox " * 11 for index in range(36)])
+    completions = sampler.sample(asked, settings(temperature=0.7, top_k=4))
+    assert worst_gap(model, asked, completions, 0.7) <= 1e-4
 
 
 def test_greedy_speculation_chooses_the_likeliest(sampler: VLLMSampler, model: PreTrainedModel) -> None:

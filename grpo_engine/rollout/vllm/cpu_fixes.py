@@ -6,8 +6,12 @@
 2. Speculation under top-k: a step in which no request has a draft takes the maximum of an empty tensor.
 3. Tied models: the output head is packed when the model is loaded. An update without `lm_head.weight`, which
    checkpoints and parameters of tied models do not have, loads the embedding and leaves the old packed head.
+4. A prompt computed in parts (more than a step takes at once, or resumed beside others): each part samples a token that
+   is thrown away, and the draw is taken back by an offset that generators of the CPU do not have. Every request of ours
+   has a seed, so the first such step ended the engine: "CPU Generator does not use offset".
 
-The first two go to vLLM's module at once (`mend_sampling`), the third follows each update (`pack_heads`).
+The first two go to vLLM's module at once and the last to its model runner (`mend_sampling`), the third follows each
+update (`pack_heads`).
 """
 
 from __future__ import annotations
@@ -20,15 +24,19 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _truncate = rejection_sampler.apply_top_k_top_p
+_sample_tokens = GPUModelRunner.sample_tokens
 
 
 def mend_sampling() -> None:
-    """Replace what is broken in speculation on the CPU; elsewhere nothing. May be called again."""
+    """Replace what is broken in sampling on the CPU, whose model runner inherits this; elsewhere nothing. May be called
+    again."""
     if current_platform.is_cpu():
         rejection_sampler.expand_batch_to_tokens = expanded
         rejection_sampler.apply_top_k_top_p = truncated
+        GPUModelRunner.sample_tokens = sample_whole_prompts
 
 
 def expanded(
@@ -46,6 +54,19 @@ def truncated(logits_NV: Tensor, top_k_N: Tensor | None, top_p_N: Tensor | None)
     """vLLM's own truncation, for N = 0 as well."""
     kept: Tensor = logits_NV if logits_NV.shape[0] == 0 else _truncate(logits_NV, top_k_N, top_p_N)
     return kept
+
+
+def sample_whole_prompts(runner: Any, grammar_output: Any) -> Any:
+    """vLLM's own step of sampling, with the generators of requests whose prompt goes on out of its reach.
+
+    Nothing is drawn from them, so nothing has to be taken back; the token to be dropped comes from the process's."""
+    batch = runner.input_batch
+    unfinished = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+    withheld = {row: batch.generators.pop(row) for row in unfinished if row in batch.generators}
+    try:
+        return _sample_tokens(runner, grammar_output)
+    finally:
+        batch.generators.update(withheld)
 
 
 def tied_heads(model: nn.Module) -> list[nn.Module]:

@@ -81,6 +81,8 @@ class CohortWeights(WeightTransferEngine[CohortInit, CohortUpdate]):  # type: ig
             raise
 
     def finish_weight_update(self) -> None:
+        # vLLM warns "ParallelLMHead: Failed to load weights" of a tied head, which no update names, and puts the old
+        # one back; packing makes it the embedding's.
         finalize_layerwise_reload(self.model, self.model_config)
         pack_heads(self._tied)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
@@ -86,7 +85,6 @@ class VLLMServerSampler:
         self._weights: WeightsFile | None = None
         self._weights_folder = Path(config.weights_folder) if config.weights_folder else None
         self._has_weights = False
-        self._update_s = 0.0
         self._num_retried = 0
         self._loop = BackgroundLoop("vllm-servers")
         try:
@@ -121,26 +119,23 @@ class VLLMServerSampler:
         else:
             deque(weights, maxlen=0)  # ranks read them together
         old, self._weights = self._weights, update
-        started_s = time.perf_counter()
         version = f"{LAUNCH}-{next(UPDATES)}-{policy_version}"
         try:
             self._call(self._members.update(Weights(update.path if update else "", version, policy_version)))
         finally:
             if old is not None:
                 old.close()
-        self._update_s = max(self._update_s, time.perf_counter() - started_s)
         self.policy_version = policy_version
         self._has_weights = True
 
     def take_metrics(self) -> dict[str, float]:
-        """Since the last call: servers that may be given work now, completions that went to another server, seconds of
-        the slowest weight update, prompt tokens found in the servers' caches, and what they drafted."""
+        """Since the last call: servers that may be given work now, completions that went to another server,
+        prompt tokens found in the servers' caches, and what they drafted."""
         before, self._num_retried = self._num_retried, self._dispatcher.num_retried
-        update_s, self._update_s = self._update_s, 0.0
         metrics = as_metrics(self._call(self._members.count()))
         metrics["rollout/servers_ready"] = float(len(self._members.ready))
         metrics["rollout/requests_retried"] = float(self._num_retried - before)
-        return metrics | ({"rollout/server_update_s": update_s} if update_s else {})
+        return metrics
 
     def close(self) -> None:
         """End our own servers and every connection. May be called again."""
