@@ -12,21 +12,36 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from grpo_engine.config_base import Config
+from grpo_engine.config_rewards import (
+    AccuracyReward,
+    BertScoreReward,
+    CodeExecutionReward,
+    CodeQualityReward,
+    CustomReward,
+    FormatReward,
+    GymReward,
+    InformationDensityReward,
+    InstructionFollowingReward,
+    JudgeReward,
+    LanguageConsistencyReward,
+    LengthReward,
+    LogicalConsistencyReward,
+    ReadabilityReward,
+    RepetitionReward,
+    RewardConfig,
+    RewardModelReward,
+    SandboxConfig,
+    StepValidityReward,
+)
 from grpo_engine.config_rollout import MTPConfig, RolloutConfig, TorchRollout
 from grpo_engine.config_sources import (
-    AccuracyReward,
     AdditionData,
-    Config,
-    CustomReward,
     DataConfig,
     FileData,
     FolderModel,
-    FormatReward,
-    GymReward,
-    LengthReward,
     ModelConfig,
     ReasoningGymData,
-    RewardConfig,
     TinyLlamaModel,
 )
 from grpo_engine.config_training import (
@@ -48,7 +63,10 @@ from grpo_engine.config_training import (
 __all__ = [
     "AccuracyReward",
     "AdditionData",
+    "BertScoreReward",
     "CheckpointConfig",
+    "CodeExecutionReward",
+    "CodeQualityReward",
     "Config",
     "CustomReward",
     "DataConfig",
@@ -59,17 +77,27 @@ __all__ = [
     "FolderModel",
     "FormatReward",
     "GymReward",
+    "InformationDensityReward",
+    "InstructionFollowingReward",
+    "JudgeReward",
+    "LanguageConsistencyReward",
     "LengthReward",
+    "LogicalConsistencyReward",
     "ModelConfig",
     "Needs",
     "OptimizerConfig",
     "RLStage",
+    "ReadabilityReward",
     "ReasoningGymData",
+    "RepetitionReward",
     "RewardConfig",
+    "RewardModelReward",
     "RunConfig",
     "SFTStage",
     "SamplingConfig",
+    "SandboxConfig",
     "StageConfig",
+    "StepValidityReward",
     "TinyLlamaModel",
 ]
 
@@ -175,6 +203,8 @@ class RLStage(Config):
     data: DataConfig
     rewards: list[RewardConfig] = Field(min_length=1)
     """Parts of the reward: reward = sum of weight x value."""
+    reward_clip: tuple[float, float] | None = None
+    """Lowest and highest reward of a completion; None = as the parts give it."""
     num_steps: int = Field(100, ge=1, le=MAX_STEPS)
     """Optimizer steps at most; early stopping may end the stage sooner."""
     prompts_per_step: int = Field(16, ge=1)
@@ -267,6 +297,7 @@ class RunConfig(Config):
     adapter: AdapterConfig = NoAdapter()
     rollout: RolloutConfig = TorchRollout()
     mtp: MTPConfig = MTPConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     self_test: Literal["stop", "warn", "off"] = "stop"
     """Seconds of checks before training: ratios, gradients, sampler, tokens. A failed one ends the run, or warns."""
     stages: list[StageConfig] = Field(min_length=1, max_length=20)

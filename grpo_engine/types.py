@@ -87,6 +87,8 @@ class Rollout:
     """[T] PPO: advantage of each token."""
     returns: list[float] | None = None
     """[T] PPO: what the critic should have said."""
+    behaviours: dict[str, int] = field(default_factory=dict)
+    """How often the completion reflects, backtracks, verifies ...; never part of the reward."""
 
 
 @dataclass(frozen=True, slots=True)
