@@ -18,7 +18,7 @@ class Part(Config):
     weight: float = Field(1.0, ge=-100, le=100)
     """Factor of this part in the reward."""
     gated_by: str | None = None
-    """Name of another part: where its value is below gate_min, this one counts as 0. An abstained part does not gate."""
+    """Name of another part: where its value is below gate_min, this one counts as 0. Abstained parts do not gate."""
     gate_min: float = Field(1.0, ge=0, le=1)
     """Least value of the gating part."""
     clip: tuple[float, float] | None = None
