@@ -4,7 +4,7 @@
 `server.py` and what it imports run inside, on the standard library alone.
 """
 
-from grpo_engine.reward.sandbox.jobs import CaseResult, Job, Outcome, ScriptJob, TestJob, TierReport
+from grpo_engine.reward.sandbox.jobs import CheckJob, Job, Outcome, ProgramJob, Run, TierReport
 from grpo_engine.reward.sandbox.pool import SandboxPool
 
-__all__ = ["CaseResult", "Job", "Outcome", "SandboxPool", "ScriptJob", "TestJob", "TierReport"]
+__all__ = ["CheckJob", "Job", "Outcome", "ProgramJob", "Run", "SandboxPool", "TierReport"]

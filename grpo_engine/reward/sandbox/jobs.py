@@ -5,67 +5,65 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-JobStatus = Literal["ran", "compile_error", "load_error", "time", "memory", "crash", "unavailable"]
-"""ran: every case has its own result. compile_error, load_error: the program does not parse, or raised while its top
-level ran. time, memory, crash: it was ended by the wall clock or CPU limit, ran out of memory, or died (signal, exit)
-before the cases were through; cases that passed before are kept. unavailable: the sandbox itself failed, nothing is
-said about the program (abstain)."""
+End = Literal[
+    "finished", "compile_error", "exception", "exited", "time", "memory", "crashed", "refused", "tests_failed_to_run"
+]  # fmt: skip
+"""How a program ended.
 
-CaseStatus = Literal["passed", "failed", "error", "time", "memory", "crash", "not_run"]
-"""passed; failed: an assertion of the tests did not hold (a wrong answer); error: an exception came out of the case;
-time, memory, crash: as of the job, in this case; not_run: the job ended before it."""
+finished: it ran to its end (a CheckJob: its tests ran to theirs while it lived; a run of a ProgramJob: exit status 0).
+compile_error: it does not parse. exception: its top level raised. exited: it ended itself early (a CheckJob: any exit
+before the tests were through; a run: a status other than 0 without a traceback). time: wall clock or CPU limit. memory:
+MemoryError, or killed for memory. crashed: a signal, such as SIGSEGV, or more files than it may write. refused: the
+sandbox itself failed; nothing is said about the program, so abstain. tests_failed_to_run: the tests' source does not
+parse, or raised outside the program's fault: a dataset error, so abstain."""
 
 
 @dataclass(frozen=True, slots=True)
-class TestJob:
-    """Tests against a program. The program runs in one process, the tests in another that holds proxies.
+class CheckJob:
+    """Tests against a program: the program runs in one process, the tests in another that holds proxies of it.
 
-    Example: TestJob("def add(a, b): return a + b", names=("add",), cases=("assert add(1, 2) == 3",))
-    HumanEval: TestJob(program, names=(entry_point,), setup=prompt_helpers + test, cases=(f"check({entry_point})",))
+    Example: CheckJob("def f(x): return x + 1", 'f = __program__("f")\\n__report__(f(1) == 2, "f(1) == 2")')
+
+    The tests' source runs as `__tests__` and finds two names. `__program__(name)` is a proxy of the program's global
+    `name` (also dotted, "Solution.f"): a function or class to call, or a plain value; NameError when the program does
+    not define it. `__report__(passed, text)` is one case's verdict; only the tests' process can give it.
     """
 
     program: str
-    """Python source, run as `__main__` is not: `__name__` is "candidate"."""
-    cases: tuple[str, ...]
-    """Sources, run in order in one namespace of the tests' process; each passes unless it raises."""
-    names: tuple[str, ...]
-    """What the tests may use of the program, by top-level name: functions, classes, exceptions, constants. Names of
-    builtins and of standard modules are refused (a program must not replace `abs` or `math` under the tests). Helpers
-    that belong to the task, not to the answer, go into `setup`."""
-    setup: str = ""
-    """Source that runs in the tests' process before the cases; what it defines goes before `names`."""
+    """Python source. Its `__name__` is "program", so that a main guard does not run."""
+    tests: str
+    """Python source that the program's process never sees."""
     time_limit_s: float = 5.0
-    """Wall-clock seconds for program and all cases together."""
-
-    __test__ = False  # not a class of tests for pytest
+    """Wall-clock seconds for both together."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptJob:
-    """A program run once for each standard input, as `__main__`; the caller compares the outputs.
+class ProgramJob:
+    """A program run once for each standard input, as `__main__`, in a fresh process each, in order.
 
-    Example: ScriptJob("print(sum(map(int, input().split())))", stdins=("1 2",))
+    Example: ProgramJob("print(sum(map(int, input().split())))", stdins=("1 2", "3 4"))
     """
 
     program: str
-    stdins: tuple[str, ...]
-    """One run each, in order; after a run that hit the time limit no other starts."""
+    stdins: tuple[str, ...] = ("",)
     time_limit_s: float = 5.0
-    """Wall-clock seconds for all runs together."""
+    """Wall-clock seconds for all runs together. After a run that did not finish no other starts."""
 
 
-Job = TestJob | ScriptJob
+Job = CheckJob | ProgramJob
 
 
 @dataclass(frozen=True, slots=True)
-class CaseResult:
-    """What became of one case. A script's run that ended by itself with status 0 is `passed`: it ran."""
+class Run:
+    """One run of a ProgramJob."""
 
-    status: CaseStatus
-    message: str = ""
-    """The exception or signal in words, at most 500 characters."""
-    output: str = ""
-    """ScriptJob: what the run wrote to standard output, cut at the limit."""
+    end: End
+    error: str = ""
+    """One line for a person: "ZeroDivisionError: division by zero (line 4)", "SIGSEGV", "exit status 3"."""
+    stdout: str = ""
+    """UTF-8 with errors replaced, NUL kept, cut at `output_kib`."""
+    stderr: str = ""
+    """The last 4,000 characters."""
     output_cut: bool = False
 
 
@@ -73,20 +71,24 @@ class CaseResult:
 class Outcome:
     """What the sandbox says about one job."""
 
-    status: JobStatus
-    cases: tuple[CaseResult, ...] = ()
-    """One for each case or standard input, always all of them."""
-    message: str = ""
-    """Why the status is not `ran`, in words, at most 500 characters."""
-    output: str = ""
-    """What the program printed (standard output and error together), cut at the limit; of a script its errors."""
+    end: End
+    """Of a ProgramJob: that of the last run that started."""
+    error: str = ""
+    """One line for a person, at most 300 characters; empty when finished."""
+    reports: tuple[tuple[bool, str], ...] = ()
+    """CheckJob: what the tests said by `__report__`, at most 10,000 of 300 characters; also what came before a kill."""
+    complete: bool = False
+    """CheckJob: the tests ran to their last statement and the program was alive then. ProgramJob: every run finished.
+    Without it the reports are not all there are: what is missing has not passed."""
+    runs: tuple[Run, ...] = ()
+    """ProgramJob: the runs that started, in the order of the inputs."""
+    stdout: str = ""
+    """CheckJob: what the program printed, output and error together, cut at `output_kib`. No channel of the verdict."""
+    output_cut: bool = False
     wall_s: float = 0.0
+    cpu_s: float = 0.0
     num_processes: int = 0
-    """Sandboxed processes started for it."""
-
-    @property
-    def num_passed(self) -> int:
-        return sum(case.status == "passed" for case in self.cases)
+    """Sandboxed processes that were started for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,6 @@ class TierReport:
     """What the self-test found out about this host."""
 
     tier: Literal["bubblewrap", "landlock", "unsafe", "refused"]
-    """The strongest whose every check passed; refused: none, and `unsafe` was not asked for."""
+    """The strongest of which every check passed; refused: none, and `unsafe` was not asked for."""
     details: dict[str, str] = field(default_factory=dict)
-    """For each tier that was tried: "passed", or what let it down; also `landlock_abi`, `bubblewrap` (version)."""
+    """For each tier that was tried: "passed", or what let it down; also `landlock_abi` and `bubblewrap` (version)."""

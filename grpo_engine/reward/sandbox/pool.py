@@ -28,9 +28,9 @@ class SandboxPool:
 
     def run(self, job: Job) -> Outcome:
         """One job. Never raises for what the program does."""
-        return self.run_batch([job])[0]
+        return self.run_all([job])[0]
 
-    def run_batch(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def run_all(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Outcomes in the order of the jobs, as many at a time as there are slots."""
         raise NotImplementedError
 
