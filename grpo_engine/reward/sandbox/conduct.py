@@ -78,7 +78,8 @@ def _check_end(reply: Reply, messages: list[dict[str, Any]], config: SandboxConf
             return "tests_failed_to_run", error
         return ("memory" if messages[-1]["memory"] else "exception"), f"the tests broke on what it returned: {error}"
     if last == "gone":
-        return _by_status(*reply.ended["program"], config)
+        end, error = _by_status(*reply.ended["program"], config)
+        return end, error + (" before its tests were through" if end == "exited" else "")
     end, error = _by_status(*reply.ended["tests"], config)
     return ("crashed" if end == "exited" else end), f"the tests' process: {error}"
 

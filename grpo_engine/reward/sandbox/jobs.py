@@ -98,4 +98,4 @@ class TierReport:
     tier: Literal["bubblewrap", "landlock", "unsafe", "refused"]
     """The strongest of which every check passed; refused: none, and `unsafe` was not asked for."""
     details: dict[str, str] = field(default_factory=dict)
-    """For each tier that was tried: "passed", or what let it down; also `landlock_abi` and `bubblewrap` (version)."""
+    """For each tier that was tried: "passed", or what let it down; also `landlock_abi` and `bubblewrap_version`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from grpo_engine.reward.sandbox.tiers import Started, Tier, start
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 """For a server to be ready."""
 GRACE_S = 10.0
 """Beyond a job's time limit, for the server to end it; after that the server itself is ended."""

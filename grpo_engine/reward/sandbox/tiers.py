@@ -119,6 +119,7 @@ def _python(settings: dict[str, object], root: Path) -> list[str]:
 
 def _popen(command: Sequence[str], more: dict[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "PYTHONHASHSEED": "0"}
+    environment["MALLOC_ARENA_MAX"] = "2"  # else every thread takes 64 MiB of a program's address space
     return subprocess.Popen(
         command,
         env=environment | more,

@@ -37,9 +37,12 @@ def examine(source: bytes, requests: int, replies: int, verdict: int) -> None:
     except ProgramGone:
         wire.send(verdict, {"end": "gone"})
         return
-    wire.send(verdict, {"load": str(loaded.get("end")), "error": str(loaded.get("error", ""))[:_MAX_TEXT]})
-    if loaded.get("end") == "loaded":
+    end = loaded.get("end")
+    wire.send(verdict, {"load": str(end), "error": str(loaded.get("error", ""))[:_MAX_TEXT]})
+    if end == "loaded":
         wire.send(verdict, _run(source, link, verdict))
+    elif end not in ("compile_error", "exception", "exited", "memory"):
+        wire.send(verdict, {"end": "gone"})
 
 
 def _run(source: bytes, link: _Link, verdict: int) -> dict[str, Any]:
