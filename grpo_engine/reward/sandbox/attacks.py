@@ -267,16 +267,6 @@ while True: pass
         ends=("time",),
     ),
     Attack(
-        "a stuck thread",
-        """
-import _thread
-lock = _thread.allocate_lock()
-lock.acquire()
-lock.acquire()
-""",
-        ends=("time",),
-    ),
-    Attack(
         "catching the CPU limit",
         """
 import signal

@@ -121,7 +121,9 @@ def decoys(config: SandboxConfig) -> Iterator[dict[str, object]]:
                 bound.listen(64)
         for path in folder.glob("*.sock"):
             path.chmod(0o777)
-        decoy = subprocess.Popen(["sleep", "3600"], env={"COHORT_DECOY": "a secret"}, start_new_session=True)
+        os.environ["COHORT_DECOY"] = "a secret"
+        stack.callback(os.environ.pop, "COHORT_DECOY", None)
+        decoy = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         stack.callback(decoy.wait)
         stack.callback(decoy.kill)
         yield {

@@ -37,10 +37,11 @@ class Stream:
     cut: bool = False
 
     def add(self, chunk: bytes) -> None:
-        self.data += chunk if self.tail else chunk[: max(0, self.limit_bytes - len(self.data))]
+        room = self.limit_bytes - len(self.data)
+        self.cut = self.cut or len(chunk) > room
+        self.data += chunk if self.tail else chunk[:room]
         if self.tail:
             del self.data[: -self.limit_bytes]
-        self.cut = self.cut or (len(self.data) >= self.limit_bytes and bool(chunk))
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Slot:
     def read(self) -> Reply | None:
         """Take what has come; the reply when the request is through. Raises SlotLost."""
         for descriptor in list(self._streams):
-            self._drain(descriptor)
+            self._take(descriptor)
         try:
             part = self._control.recv(_CHUNK_BYTES)
         except BlockingIOError:
@@ -153,29 +154,27 @@ class Slot:
         self.ready = True
         if starting:
             return None
-        for descriptor in list(self._streams):
-            self._drain(descriptor)
-            if descriptor in self._streams:
-                os.close(descriptor)
-                del self._streams[descriptor]
+        for descriptor in list(self._streams):  # nobody writes any more
+            while self._take(descriptor):
+                continue
         ended = message.get("ended", {})
         assert isinstance(ended, dict)
         statuses = {role: (int(status), float(cpu_s)) for role, (status, cpu_s) in ended.items()}
         wall_s = time.monotonic() - self._since
         return Reply(str(message.get("why", "")), str(message.get("refused", "")), statuses, wall_s)
 
-    def _drain(self, descriptor: int) -> None:
+    def _take(self, descriptor: int) -> bool:
+        """One chunk of a stream, so that one that floods does not keep the others waiting; whether there was one."""
         try:
-            while chunk := os.read(descriptor, _CHUNK_BYTES):
-                self._streams[descriptor].add(chunk)
-                if len(chunk) < _CHUNK_BYTES // 16:
-                    continue
-                if not self.ready:  # one process that floods must not keep the others waiting
-                    return
+            chunk = os.read(descriptor, _CHUNK_BYTES)
         except BlockingIOError:
-            return
-        os.close(descriptor)
-        del self._streams[descriptor]
+            return False
+        if chunk:
+            self._streams[descriptor].add(chunk)
+        else:
+            os.close(descriptor)
+            del self._streams[descriptor]
+        return bool(chunk)
 
     def _last_words(self) -> str:
         process = self._started.process

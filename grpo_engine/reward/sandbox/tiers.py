@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from grpo_engine.launch import LAUNCH_ID
 from grpo_engine.reward.sandbox.inside import landlock, seccomp
 
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
@@ -84,7 +85,7 @@ def start(tier: Tier, slot: int, control: int, folder_bytes: int) -> Started:
         "folder": FOLDER,
     }
     if tier == "bubblewrap":
-        command = [*_bubblewrap(folder_bytes), *_python(settings, Path("/"))]
+        command = [*bubblewrap_command(folder_bytes), *_python(settings, Path("/"))]
         return Started(_popen(command, {}, [control]), None)
     folder = _folder(uids)
     home = os.open(sys.base_prefix, os.O_PATH)
@@ -119,6 +120,8 @@ def _python(settings: dict[str, object], root: Path) -> list[str]:
 
 def _popen(command: Sequence[str], more: dict[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "PYTHONHASHSEED": "0"}
+    if LAUNCH_ID in os.environ:  # so that whoever ends the engine finds what it started
+        environment[LAUNCH_ID] = os.environ[LAUNCH_ID]
     environment["MALLOC_ARENA_MAX"] = "2"  # else every thread takes 64 MiB of a program's address space
     return subprocess.Popen(
         command,
@@ -140,7 +143,8 @@ def _uids(slot: int) -> list[int] | None:
     if not _is_mapped(last):
         first, last = 30_000, 59_999  # a container that has 65,536
     pools = (last - first) // _UIDS_PER_POOL
-    base = first + os.getpid() % pools * _UIDS_PER_POOL
+    here = os.stat("/proc/self/ns/pid").st_ino  # process numbers repeat from container to container, users may not
+    base = first + (here * 4099 + os.getpid()) % pools * _UIDS_PER_POOL
     return [base + 2 * slot, base + 2 * slot + 1]
 
 
@@ -161,7 +165,8 @@ def _folder(uids: list[int] | None) -> Path:
     return folder
 
 
-def _bubblewrap(folder_bytes: int) -> list[str]:
+def bubblewrap_command(folder_bytes: int) -> list[str]:
+    """Up to and with `--`. Raises FileNotFoundError."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise FileNotFoundError("bwrap is not installed")

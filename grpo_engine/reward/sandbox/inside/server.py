@@ -30,6 +30,7 @@ _PRELOADED = (
     "pathlib queue random re secrets statistics string struct sys tempfile textwrap threading time traceback types "
     "typing unicodedata unittest uuid warnings zlib"
 )
+_ENVIRONMENT = {"PATH", "LANG", "HOME"}
 _PROGRAM, _TESTS = 0, 1  # roles
 _TICK_S = 0.02
 _PATIENCE_S = 0.2
@@ -261,7 +262,8 @@ def main() -> None:
     for name in _PRELOADED.split():
         importlib.import_module(name)
     server = Server(settings)
-    os.environ.pop("PYTHONHOME", None)
+    for name in set(os.environ) - _ENVIRONMENT:
+        del os.environ[name]
     gc.collect()
     gc.freeze()
     try:
