@@ -12,19 +12,32 @@ Extract = Literal["after_think", "boxed", "tag", "last_number", "whole"]
 CodeExtract = Literal["code_block", "after_think", "whole"]
 
 
+def check_range(name: str, ends: tuple[float, float] | None) -> None:
+    """Raises ValueError for ends in the wrong order."""
+    if ends is not None and ends[0] > ends[1]:
+        raise ValueError(f"{name} {ends[0]:g}, {ends[1]:g}: the lowest value must not exceed the highest")
+
+
 class Part(Config):
     """What every part of the reward has."""
 
     weight: float = Field(1.0, ge=-100, le=100)
     """Factor of this part in the reward."""
     gated_by: str | None = None
-    """Name of another part: where its value is below gate_min, this one counts as 0. Abstained parts do not gate."""
+    """Name of another part, such as format: where that counts below gate_min, this one counts as 0. A second part of a
+    kind is called accuracy_2. A part that abstains does not gate."""
     gate_min: float = Field(1.0, ge=0, le=1)
     """Least value of the gating part."""
     clip: tuple[float, float] | None = None
-    """Lowest and highest value that counts; None = as the metric gives it."""
+    """Lowest and highest value that counts, such as 0, 1; None = as the metric gives it."""
     normalize: Literal["none", "group", "batch"] = "none"
-    """Replace the value by its distance from the mean of its group or batch in standard deviations before weighting."""
+    """Advantages weigh the part's distance from the mean of its group or batch, in standard deviations, instead of its
+    value."""
+
+    @model_validator(mode="after")
+    def _clip_is_a_range(self) -> Part:
+        check_range("clip", self.clip)
+        return self
 
 
 # ---------------------------------------------------------------- answers
@@ -136,9 +149,9 @@ class RepetitionReward(Part):
     weight: float = Field(0.1, ge=-100, le=100)
     """Factor of this part in the reward."""
     ngram: int = Field(4, ge=2, le=20)
-    """Words (characters in languages without spaces) of a repeated unit."""
+    """Words of a repeated n-gram; twice as many characters in languages without spaces."""
     free_share: float = Field(0.2, ge=0, lt=1)
-    """Share of repeated n-grams that costs nothing."""
+    """Share of the words inside n-grams that stood before which costs nothing."""
 
 
 class LengthReward(Part):
@@ -149,7 +162,8 @@ class LengthReward(Part):
     """Factor of this part in the reward."""
     shape: Literal["overlong", "cosine"] = "overlong"
     """overlong: 1 up to max - buffer tokens, falling linearly to 0 at max and beyond (Yu et al. 2025, equation 13, plus
-    1). cosine: among right answers the shorter earn more, among wrong ones the longer (Yeo et al. 2025)."""
+    1). cosine: among right answers the shorter earn more, among wrong ones the longer (Yeo et al. 2025); the part named
+    in gated_by says which are right and does not gate this one; without it all count as right."""
     max_tokens: int = Field(ge=1)
     """Length at which nothing is left."""
     buffer_tokens: int = Field(ge=1)
@@ -182,7 +196,7 @@ class CodeQualityReward(Part):
     """Which text is the program."""
     max_complexity: int = Field(10, ge=1, le=100)
     """McCabe complexity of a function from which it counts as too complex."""
-    forbidden_calls: list[str] = Field(default_factory=lambda: ["eval", "exec", "compile", "__import__", "os.system"])
+    forbidden_calls: list[str] = Field(["eval", "exec", "compile", "__import__", "os.system"], max_length=100)
     """Calls that make the value 0, as dotted names."""
 
 
