@@ -37,7 +37,10 @@ _HEDGED = re.compile(
 _CORRECTED = re.compile(
     r"\b(?:wait|actually|mistake|oops|correction|instead|hmm|now|became|becomes|changed|but)\b", re.I
 )
-_LEAD = re.compile(r"^(?:so|thus|therefore|hence|and|then|but|since|because|that|also|however|now|the|this) ", re.I)
+_LEAD = re.compile(
+    r"^.*\b(?:that|so|thus|therefore|hence|and|then|but|since|because|as|also|however|now|conclude)\b|^ ?(?:the|this) ",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ def contrary_claims(text: str) -> tuple[int, Conflict | None]:
         if held != holds and not _CORRECTED.search(text, place, match.end()):
             why = f"“{text[start : match.end()]}” contradicts what was said of {subject} before."
             return again, Conflict(why, start, match.end())
+        made[subject, predicate] = (holds, match.end())
     return again, None
 
 
@@ -76,7 +80,7 @@ def _claim(text: str, match: re.Match[str]) -> tuple[str, str, bool, int] | None
         return None
     subject = text[max(line, match.start() - _SUBJECT_CHARACTERS) : match.start()].strip(" $")
     while (lead := _LEAD.match(subject)) is not None:
-        subject = subject[lead.end() :]
+        subject = subject[lead.end() :].strip(" $")
     if not 0 < len(subject.split()) <= 4:
         return None
     predicate, holds = _OPPOSITES.get(match["predicate"].lower(), (match["predicate"].lower(), True))

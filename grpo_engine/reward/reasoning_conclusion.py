@@ -12,9 +12,19 @@ from dataclasses import dataclass
 from grpo_engine.reward.reasoning_quantities import agree, numbers_in_words, numbers_of, quantity
 
 _MARK = re.compile(
-    r"(?:\#{4}|\\boxed[ \t]{0,4}\{|\banswer(?: to [^.\n]{0,40})?(?: is(?: therefore| thus)?|:| =)\**:?)[ \t]{0,4}",
+    r"(?:\#{4}|\\boxed[ \t]{0,4}\{|\banswer(?: to [^.\n]{0,40})?(?: is(?: therefore| thus)?|:| =)\**:?|"
+    r"\b(?:antwort(?: ist| lautet|:)|réponse(?: est| ?:)|respuesta(?: es|:))|ответ(?::| —)|"
+    r"答案?(?:是|为|：|:))[ \t]{0,4}",
     re.IGNORECASE,
 )
+# The last sentence of a solution without a mark, where it draws the conclusion.
+_CONCLUDING = re.compile(
+    r"(?:^|[.!?]\s+|\n\s*)(?:so|thus|therefore|hence|altogether|in total|finally|in all|overall)\b"
+    r"(?P<said>[^\n]{1,200})\s*$",
+    re.IGNORECASE,
+)
+_BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*[^*\n]{0,60}\s*$")
+_TAIL = 300
 _VALUE = re.compile(
     r"(?:[*_`$\s({]|\\(?:boxed|text|mathrm|mathbf|textbf)\{|\\[(\[]|x\s?=|about |approximately |option |choice |the )*"
     r"(?P<value>[-−]?[$€£]?(?:\\?d?frac\{-?[0-9]{1,12}\}\{[0-9]{1,12}\}|\.?[0-9][0-9,.]*(?:/[0-9]+)?)|[A-J](?![\w']))"
@@ -27,6 +37,7 @@ _TAKEN_BACK = re.compile(
 )
 _SHORT_ANSWER = 80
 _MIN_NUMBERS = 3
+_MAX_NUMBERS = 2000
 _PROOF = re.compile(r"[=≈]|\b(?:equals|is)\b")
 
 
@@ -42,8 +53,9 @@ class Conclusion:
 def stated(text: str, start: int = 0, end: int | None = None) -> list[Conclusion]:
     """What is stated as the answer in text[start:end], in order."""
     found: list[Conclusion] = []
-    for mark in _MARK.finditer(text, start, len(text) if end is None else end):
-        value = _VALUE.match(text, mark.end())
+    last = len(text) if end is None else end
+    for mark in _MARK.finditer(text, start, last):
+        value = _VALUE.match(text, mark.end(), last)
         if value is not None:
             found.append(Conclusion(quantity(value["value"] + (value["after"] or "")), mark.start(), value.end()))
     return found
@@ -54,14 +66,24 @@ def final_answer(text: str, span: tuple[int, int]) -> Conclusion | None:
     found = stated(text, *span)
     if found:
         return found[-1]
-    answer = text[span[0] : span[1]]
-    if len(answer) > _SHORT_ANSWER or "\n" in answer:
-        return None
+    begin = max(span[0], span[1] - _TAIL)
+    tail = text[begin : span[1]]
+    bold = _BOLD.search(tail)
+    if bold is not None:
+        return _single(bold[1], begin + bold.start(1), begin + bold.end(1))
+    if span[1] - span[0] <= _SHORT_ANSWER and "\n" not in tail:
+        return _single(tail, *span)
+    concluding = [match for match in _CONCLUDING.finditer(tail) if ". " not in match["said"].rstrip(". ")]
+    return _single(concluding[-1]["said"], begin + concluding[-1].start("said"), span[1]) if concluding else None
+
+
+def _single(answer: str, start: int, end: int) -> Conclusion | None:
+    """The one number or choice of a short text."""
     numbers = numbers_of(answer)
     if len(numbers) == 1 and not re.search(r"[=+*/^√\\]", answer):
-        return Conclusion(numbers.pop(), *span)
-    choice = re.fullmatch(r"\(?([A-J])[).]?", answer)
-    return Conclusion(choice[1], *span) if choice else None
+        return Conclusion(numbers.pop() + ("%" if "%" in answer else ""), start, end)
+    choice = re.fullmatch(r"\(?([A-J])[).]?", answer.strip())
+    return Conclusion(choice[1], start, end) if choice else None
 
 
 def disagreement(text: str, span: tuple[int, int]) -> tuple[bool, str, tuple[int, int]] | None:
@@ -94,8 +116,11 @@ def _unreached(text: str, final: Conclusion) -> tuple[bool, str, tuple[int, int]
         return None
     where = (final.start, final.end)
     numbers = numbers_of(reasoning)
+    if len(numbers) > _MAX_NUMBERS:
+        return None
     reached = final.value.strip("-%") in numbers or any(agree(number, final.value) for number in numbers)
-    if reached or final.value.strip("-%") in numbers_in_words(reasoning):
+    words = numbers_in_words(reasoning)
+    if reached or final.value.strip("-%") in words or (final.value.endswith(".5") and "0.5" in words):
         return False, f"The reasoning comes to the final answer {final.value}.", where
     if len(numbers) < _MIN_NUMBERS:
         return None

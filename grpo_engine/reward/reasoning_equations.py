@@ -6,18 +6,20 @@ A side is read only where nothing beside it could change its meaning: precision 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from grpo_engine.reward.reasoning_nodes import Side
-from grpo_engine.reward.reasoning_parser import ParseError, Parser
+from grpo_engine.reward.reasoning_nodes import ParseError, Side
+from grpo_engine.reward.reasoning_parser import Parser
 from grpo_engine.reward.reasoning_tokens import Token, tokenize
 from grpo_engine.reward.reasoning_units import known
 from grpo_engine.reward.reasoning_words import ABOUT, LEADING, OPENERS, PARTIAL, SHARES
 
 _MAX_SIDE_TOKENS = 80
-_MAX_EQUATIONS = 3000
-_HINT = re.compile(r"[=≈≃≅]|\\approx|\\simeq|\b(?:is|are|was|equals?|makes|gives|leaves)\b")
+_NEAR = 40
+_MAX_EQUATIONS = 2000
+_MAX_SYMBOLIC = 200
+_HINT = re.compile(r"[=≈≃≅]|\\approx|\\simeq|\b(?:is|are|was|equals?|makes|gives)\b")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
 _MARK = re.compile(r"<<([^<>\n]{1,200})>>")
 
@@ -41,21 +43,33 @@ class Equation:
 
 
 def read_equations(text: str) -> list[Equation]:
-    """Every equation whose two sides can be read, in order, calculator marks (<<48/2=24>>) included."""
+    """Every equation whose two sides can be read, in order, calculator marks (<<48/2=24>>) included.
+
+    At most the first 2,000, and the first 200 with variables, so that a hostile text stays cheap.
+    """
     found: list[Equation] = []
-    for start, end in _regions(text):
+    num_symbolic = 0
+    for start, end in _stretches(text):
         tokens = tokenize(text, start, end)
-        for index, token in enumerate(tokens):
-            if token.kind in ("relation", "verb"):
-                equation = _equation(tokens, index)
-                if equation is not None:
-                    found.append(equation)
-        for mark in _MARK.finditer(text, start, end):
-            inner = tokenize(text, mark.start(1), mark.end(1))
-            for index, token in enumerate(inner):
-                if token.kind == "relation" and (equation := _equation(inner, index)) is not None:
-                    found.append(equation)
+        for index in (index for index, token in enumerate(tokens) if token.kind in ("relation", "verb")):
+            equation = _equation(tokens, index)
+            if equation is None:
+                continue
+            symbolic = equation.left.node.contains("variable") or equation.right.node.contains("variable")
+            num_symbolic += symbolic
+            if not symbolic or num_symbolic <= _MAX_SYMBOLIC:
+                found.append(equation)
+            if len(found) >= _MAX_EQUATIONS:
+                return found
     return found
+
+
+def _stretches(text: str) -> Iterator[tuple[int, int]]:
+    """The parts of the text that are read by themselves: runs of lines, and the insides of calculator marks."""
+    for start, end in _regions(text):
+        yield start, end
+        for mark in _MARK.finditer(text, start, end):
+            yield mark.span(1)
 
 
 def _regions(text: str) -> list[tuple[int, int]]:
@@ -94,11 +108,21 @@ def _equation(tokens: Sequence[Token], index: int) -> Equation | None:
     left, at = found
     side, used = right
     relation = tokens[index]
-    words = {token.text for token in (*before, *after) if token.kind == "word"}
-    about = relation.text.startswith("≈") or bool(words & ABOUT)
+    about = relation.text.startswith("≈") or _says_about(tokens, index)
     opened = at == 0 or before[at - 1].text in OPENERS or before[at - 1].kind == "comma"
     bullet = at == 0 and begins is not None and begins.text == "-" and begins.kind == "break"
     return Equation(left, side, relation, after[used:], about, relation.text.endswith("\n"), opened, bullet)
+
+
+def _says_about(tokens: Sequence[Token], index: int) -> bool:
+    """Whether the sentence around the relation says that it rounds."""
+    for steps in (range(index, max(-1, index - _NEAR), -1), range(index, min(len(tokens), index + _NEAR))):
+        for place in steps:
+            if tokens[place].text in ABOUT:
+                return True
+            if tokens[place].kind == "newline" or (tokens[place].kind == "break" and tokens[place].text in ".;"):
+                break
+    return False
 
 
 def _left_piece(tokens: Sequence[Token], index: int) -> tuple[list[Token], Token | None]:
@@ -135,23 +159,28 @@ def _right_piece(tokens: Sequence[Token], index: int) -> list[Token]:
 
 
 def _left_side(piece: Sequence[Token]) -> tuple[Side, int] | None:
-    """The longest end of the piece that is an expression, and where it begins."""
-    for start, token in enumerate(piece):
-        if token.kind not in ("number", "variable", "operator", "word") or not _may_begin(piece, start):
-            continue
+    """The longest end of the piece that is an expression, and where it begins.
+
+    What stopped one attempt would stop every later one that begins before it, so each token is read about once.
+    """
+    start = 0
+    while start < len(piece):
         parser = Parser(piece, at=start)
         try:
-            node = parser.expression()
+            node = parser.expression() if _may_begin(piece, start) else None
         except ParseError:
-            continue
-        if parser.at == len(piece):
+            node = None
+        if node is not None and parser.at == len(piece):
             end = piece[parser.end - 1].end
-            return Side(node, tuple(parser.units), token.start, end, parser.ambiguous), start
+            return Side(node, tuple(parser.units), piece[start].start, end, parser.ambiguous), start
+        start = max(start + 1, parser.at - (node is None))
     return None
 
 
 def _may_begin(piece: Sequence[Token], start: int) -> bool:
     """Whether nothing right before piece[start] would have to be calculated with."""
+    if piece[start].kind not in ("number", "variable", "operator", "word"):
+        return False
     if not start:
         return True
     before, token = piece[start - 1], piece[start]
@@ -186,6 +215,7 @@ def _right_side(piece: Sequence[Token]) -> tuple[Side, int] | None:
         begins_anew = rest.text in ("(", "sqrt", "frac", "binom") and (last.kind == "word" or last.end < rest.start)
         if rest.kind in ("operator", "variable", "junk") and not begins_anew:
             return None
-        if rest.kind == "number" and (last.kind == "number" or any(known(word) for word in parser.units)):
+        compound = last.text == "and" or known(last.text)
+        if rest.kind == "number" and (last.kind == "number" or (compound and any(map(known, parser.units)))):
             return None  # "12 3", or a compound such as 2 hours 30 minutes
     return Side(node, tuple(parser.units), piece[start].start, end, parser.ambiguous), parser.end

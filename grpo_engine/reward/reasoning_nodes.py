@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 
+class ParseError(Exception):
+    """The tokens do not begin with an expression."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """kind: number, variable, percent, negative, +, -, *, /, ^, mod, whole, !, sqrt, binom, gcd, lcm."""

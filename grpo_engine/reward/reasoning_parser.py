@@ -7,18 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from grpo_engine.reward.reasoning_nodes import Node
+from grpo_engine.reward.reasoning_nodes import Node, ParseError
 from grpo_engine.reward.reasoning_tokens import Token
 from grpo_engine.reward.reasoning_words import ARTICLES, JOINING, NO_UNITS
 
 _MAX_DEPTH = 40
 _MAX_UNIT_WORDS = 8
 _SCALES = {"half": Fraction(1, 2), "twice": Fraction(2), "double": Fraction(2), "triple": Fraction(3)}
-_CALLS = frozenset(["gcd", "lcm"])
-
-
-class ParseError(Exception):
-    """The tokens do not begin with an expression."""
 
 
 @dataclass
@@ -158,18 +153,14 @@ class Parser:
         if self.at and token is not None and token.text in ARTICLES and self._is_number(1):
             self.at += self.tokens[self.at - 1].kind == "operator"
         if token is not None and token.kind == "word" and token.text in _SCALES:
-            return self._scaled(_SCALES[token.text])
+            self.at += 1
+            if token.text == "half":
+                self._expect("of")
+            return Node("*", (Node("number", value=_SCALES[token.text]), self._factor()))
         node = self._postfix(self._operand())
         self.end = self.at
         self._skip_units()
         return node
-
-    def _scaled(self, scale: Fraction) -> Node:
-        half = self._is("half")
-        self.at += 1
-        if half:
-            self._expect("of")
-        return Node("*", (Node("number", value=scale), self._factor()))
 
     def _postfix(self, node: Node) -> Node:
         while (token := self._peek()) is not None:
@@ -206,7 +197,7 @@ class Parser:
             return self._mixed(token)
         if token.kind == "variable":
             return self._variable(token)
-        if token.kind == "word" and token.text in _CALLS:
+        if token.kind == "word" and token.text in ("gcd", "lcm"):
             return self._call(token.text)
         if token.kind != "operator":
             raise ParseError

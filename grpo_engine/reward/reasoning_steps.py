@@ -27,8 +27,8 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(
-    r"\b(?:not|n't|if|whether|suppose|supposing|assume|assuming|guess|instead of|incorrectly|wrongly|mistakenly|"
-    r"would be wrong|thought|claims?|claimed|says?|check(?:ing)? (?:that|if))\b[^.\n]{0,40}$",
+    r"(?:n['’]t|\b(?:not|if|whether|suppose|supposing|assume|assuming|guess|instead of|incorrectly|wrongly|mistakenly|"
+    r"would be wrong|thought|claims?|claimed|says?|check(?:ing)? (?:that|if)))\b[^.,;:\n]{0,40}$",
     re.IGNORECASE,
 )
 

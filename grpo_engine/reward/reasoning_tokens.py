@@ -26,12 +26,15 @@ _PATTERNS = {
     "environment": r"\\(?:begin|end)\{[^}\n]{0,40}\}",
     "command": r"\\[A-Za-z]+|\\.",
     "ordinal": r"[0-9]+(?:st|nd|rd|th)\b",
-    "junk": r"[0-9]+(?::[0-9]+)+|[0-9]+(?:\.[0-9]+){2,}",
+    # Times, ratios, versions, 0.333...; and 0,15: a decimal comma, or numbers of a list.
+    "junk": r"[0-9]+(?::[0-9]+)+|[0-9]+(?:\.[0-9]+){2,}|[0-9]*\.[0-9]+(?:\.\.|…|\\[lc]?dots)"
+    r"|(?<!gcd\()(?<!lcm\()(?![0-9]{1,3}(?:,[0-9]{3})+(?![0-9,]))[0-9]+(?:,[0-9]+)+",
     "number": r"(?:[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
     r"|\.[0-9]+",
     "vulgar": "[½¼¾⅓⅔⅕⅛]",
     "superscript": "[⁰¹²³⁴⁵⁶⁷⁸⁹]+",
-    "verb": r"\b(?:(?:is|are|was) equal to|equals?(?: to)?|is|are|was|makes|gives|leaves)\b",
+    "cross": r"(?:(?<=[1-9])|(?<=[0-9]0))[xX](?=[0-9])",
+    "verb": r"\b(?:(?:is|are|was) equal to|equals?(?: to)?|is|are|was|makes|gives)\b",
     "word": _LETTER + r"+(?:['’]" + _LETTER + r"+)*(?:_\{?\w{1,20}\}?|(?<=[A-Za-z])[0-9]{1,3}(?![0-9]))?",
     "other_relation": r"={1,4}>|-{1,4}>|<=|>=|!=|:=|[→⇒⟹≠≤≥<>≡∝∈]",
     "relation": "==?|[≈≃≅]",
@@ -40,7 +43,7 @@ _PATTERNS = {
     "factorial": r"!(?=\s*[=+\-*/)^×·÷\\])",
     "currency": r"[$€£¥₹](?=\s?-?\s?(?:\.?[0-9]|<<))",
     "comma": ",",
-    "skip": "[ \t\r\u00a0\u202f\u2009&`\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+",
+    "skip": "[ \t\r\u00a0\u202f\u2009&`°\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+",
     "break": r"(?s:.)",
 }
 _TOKEN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()))
@@ -63,7 +66,7 @@ _BREAKING = frozenset([
     r"\rightarrow", r"\therefore", r"\because", r"\iff", r"\equiv",
 ])  # fmt: skip
 _PLAIN: dict[str, Kind] = {name: name for name in ("relation", "comma", "newline", "junk")}
-_PUNCTUATION = frozenset('.:;?!,—…|"“”#')
+_PUNCTUATION = frozenset('.:;?!,—…|"“”#，。；：？！、（）')
 
 
 class Token(NamedTuple):
@@ -116,8 +119,8 @@ def _raw(text: str, start: int, end: int) -> Iterator[Token]:
                 meaning = found if kind == "variable" else found.lower()
             case "operator":
                 kind, meaning = "operator", _OPERATORS.get(found, found)
-            case "factorial":
-                kind, meaning = "operator", "!"
+            case "factorial" | "cross":
+                kind, meaning = "operator", "!" if name == "factorial" else "*"
             case "verb":
                 kind, meaning = "verb", found.lower()
             case "relation" | "comma" | "newline" | "junk":

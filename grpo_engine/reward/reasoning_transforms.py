@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -63,13 +63,22 @@ class Transformed:
 
 def transformed(text: str, equations: Sequence[Equation]) -> list[Transformed]:
     """Every pair of neighbouring equations in one variable of which the second should follow from the first."""
-    lines = [line for equation in equations if (line := _line(equation)) is not None]
+    lines = [line for equation in _unchained(equations) if (line := _line(equation)) is not None]
     tried = _tried(lines)
     return [
         _step(first, second)
         for first, second in pairwise(lines)
         if first.name not in tried and _follows(text, first, second)
     ]
+
+
+def _unchained(equations: Sequence[Equation]) -> Iterator[Equation]:
+    """Without what goes on in a chain: y = 2x + 3 = 2(4) + 3 puts 4 for x, and says nothing about other values of x."""
+    end = -1
+    for equation in equations:
+        if equation.left.start != end:
+            yield equation
+        end = equation.right.start
 
 
 def _tried(lines: Sequence[Line]) -> set[str]:

@@ -11,8 +11,8 @@ Polynomial = dict[Monomial, Fraction]
 Value = Fraction | Polynomial
 
 _MAX_BITS = 4096
-_MAX_TERMS = 60
-_MAX_DEGREE = 12
+_MAX_TERMS = 30
+_MAX_DEGREE = 8
 _MAX_FACTORIAL = 60
 
 

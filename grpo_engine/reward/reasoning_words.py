@@ -14,7 +14,7 @@ ABOUT = _words(
 """The text says that it rounds."""
 NO_UNITS = _words(
     "plus minus times multiplied divided of percent squared cubed mod modulo half twice double triple thrice than root "
-    "sqrt gcd lcm log ln sin cos tan exp is are was equals equal makes gives leaves"
+    "sqrt gcd lcm log ln sin cos tan exp is are was equals equal makes gives"
 )
 """They calculate, or compare what stands before them with what follows: never part of a unit."""
 PARTIAL = _words(
