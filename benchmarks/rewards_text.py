@@ -67,7 +67,8 @@ def _text(chance: random.Random, form: int) -> str:
     def fill(sentence: str) -> str:
         return sentence.format(chance.randrange(2, 999), chance.randrange(2, 99))
 
-    words: list[str] = [_CODE.format(chance.randrange(99), chance.randrange(99))] if form == 0 else []
+    words: list[str] = []
+    code = f"\n{_CODE.format(chance.randrange(99), chance.randrange(99))}" if form == 0 else ""
     if form == 1:
         words += ["So the sum is twelve."] * 12
     if form == 2:
@@ -75,9 +76,9 @@ def _text(chance: random.Random, form: int) -> str:
     if form == 3:
         words.append("\n\n## Cost\n\n| item | cost |\n|---|---|\n| apples | 14 |\n| pears | 20 |\n\n")
     # A token of a model with a large vocabulary is a word, a number's part or a sign: words alone are fewer.
-    while len(" ".join(words).split()) < NUM_TOKENS * 3 // 4:
+    while len(" ".join([*words, code]).split()) < NUM_TOKENS * 3 // 4:
         words.append(fill(chance.choice(_SENTENCES)) + ("\n\n" if chance.random() < 0.2 else ""))
-    return f"<think>{' '.join(words)}</think>The answer is {chance.randrange(999)}."
+    return f"<think>{' '.join(words)}</think>The answer is {chance.randrange(999)}.{code}"
 
 
 def score_batches(args: tuple[int, float]) -> tuple[int, float]:

@@ -28,9 +28,9 @@ from grpo_engine.reward.json_schemas import MAX_JSON_CHARACTERS, find_misfit
 from grpo_engine.reward.language_consistency import MIN_WORDS, words_by_language
 from grpo_engine.reward.phrases import find_phrase
 from grpo_engine.reward.prose import prose
-from grpo_engine.reward.scripts import UNSPACED_RANGES
+from grpo_engine.reward.scripts import TextPattern
 
-_WORD = re.compile(rf"[{UNSPACED_RANGES}]|[^\W_{UNSPACED_RANGES}]+(?:['’_-][^\W_{UNSPACED_RANGES}]+)*")
+_WORD = TextPattern("{letters_digits}+(?:['’_-]{letters_digits}+)*|{unspaced}")
 # The end of a sentence: its sign, closing marks, and white space or the end of the text; no decimal point. A run of
 # signs is tried once, from its beginning, so that the time stays linear.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]*]{0,3}(?=\s|$)|[。！？]+")
@@ -88,7 +88,7 @@ def check(constraint: Constraint, text: str, num_tokens: int) -> Checked:
 def _num_sentences(text: str) -> int:
     """Sentence ends, and one more where words follow the last."""
     ends = list(_SENTENCE_END.finditer(text))
-    return len(ends) + bool(_WORD.search(text, ends[-1].end() if ends else 0))
+    return len(ends) + bool(_WORD.findall(text[ends[-1].end() :] if ends else text))
 
 
 COUNTERS: dict[str, Callable[[str], int]] = {

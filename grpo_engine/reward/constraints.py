@@ -140,7 +140,7 @@ MAX_CONSTRAINTS = 50
 @cache
 def _adapter() -> TypeAdapter[list[Constraint]]:
     one = Annotated[Constraint, Field(discriminator="kind")]
-    return TypeAdapter(Annotated[list[one], Field(min_length=1, max_length=MAX_CONSTRAINTS)])  # type: ignore[valid-type]
+    return TypeAdapter(Annotated[list[one], Field(min_length=1, max_length=MAX_CONSTRAINTS)])
 
 
 def read_constraints(column: object) -> list[Constraint] | str:

@@ -10,20 +10,19 @@ from itertools import chain
 from grpo_engine.config_rewards import InformationDensityReward
 from grpo_engine.reward import density_words, phrases, prose, scripts
 from grpo_engine.reward.density_words import EMPTY_WORDS, FILLERS, NO_CONTENT
+from grpo_engine.reward.extraction import CLOSE_TAG, OPEN_TAG
 from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.reward.phrases import find_phrases
 from grpo_engine.reward.prose import capped
-from grpo_engine.reward.scripts import UNSPACED_RANGES
+from grpo_engine.reward.scripts import TextPattern
 from grpo_engine.reward.versions import module_source, version_of
 from grpo_engine.types import Completion, Prompt
 
 MIN_WORDS = 5
 """Below this many words the metric abstains."""
 # Two characters of a script without blanks; else a word, or a term with its powers, indices and fractions.
-_WORD = re.compile(
-    rf"{NO_CONTENT}|[{UNSPACED_RANGES}]{{1,2}}|[^\W_{UNSPACED_RANGES}]+(?:[.^/_][^\W_{UNSPACED_RANGES}]+)*"
-)
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+|</?think>")
+_WORD = TextPattern("{letters_digits}+(?:[.^/_]{letters_digits}+)*|{unspaced}{{1,2}}|" + NO_CONTENT)
+_SENTENCE_END = re.compile(r"[.!?\n。！？](?:(?<=[\n。！？])|(?=\s))\s*")
 # A sentence of this many words of content, of which this share stood in one earlier sentence, only restates it.
 _RESTATING_WORDS, _RESTATING_SHARE = 4, 0.8
 # Sentences that are remembered for each word; bounds the time for words that stand everywhere.
@@ -50,7 +49,7 @@ def metric(config: InformationDensityReward) -> Metric:
 def _judge(whole: str) -> Judgement:
     text, note = capped(whole)
     said = _Said()
-    lowered, num_fillers = _without_fillers(text.lower())
+    lowered, num_fillers = _without_fillers(text.lower().replace(OPEN_TAG, "\n").replace(CLOSE_TAG, "\n"))
     for sentence in _SENTENCE_END.split(lowered):
         said.add(_WORD.findall(sentence))
     if said.num_words < MIN_WORDS:

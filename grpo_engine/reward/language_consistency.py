@@ -21,7 +21,7 @@ MIN_WORDS = 5
 """Below this many words the metric abstains."""
 # What py3langid needs to say anything; shorter sentences are joined with the next.
 _MIN_LETTERS, _MIN_SENTENCE_WORDS = 24, 4
-_SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
+_SENTENCE_END = re.compile(r"[.!?;:\n。！？；](?:(?<=[\n。！？；])|(?=\s))\s*")
 
 
 def metric(config: LanguageConsistencyReward) -> Metric:

@@ -40,7 +40,8 @@ SCRIPTS_OF: dict[str, tuple[str, ...]] = {
 # Small words that running text cannot do without. One that stands in two lists tells nothing and is ignored.
 _FUNCTION_WORDS = {
     "en": "the of and is that we to this which are with from by it be have has so then there each for as not if can "
-          "since because these those was were what when how you let get your its will would than therefore thus hence",
+          "since because these those was were what when how you let get your its will would than therefore thus hence "
+          "in an at do does both must only two",
     "de": "der die und ist das wir zu dies diese mit von den dem ein eine einen nicht auch für auf sich daher also "
           "dann wenn wird werden sind ich es aus bei nach wie dass oder aber nur noch im zum zur",
     "fr": "le les des et est nous une que qui dans pour avec sur ce cette ces du donc alors pas par plus sont il elle "
@@ -49,9 +50,9 @@ _FUNCTION_WORDS = {
           "porque luego así nosotros ser tenemos cada",
     "it": "il gli che è di una per con non sono della del nel questo questa quindi allora anche come più si dalla "
           "perché abbiamo ogni essere lo ma ed",
-    "pt": "os as uma que não é em para com por do da dos das no na se mais então são este esta isso como também temos "
+    "pt": "os uma que não é em para com por do da dos das no na se mais então são este esta isso como também temos "
           "porque cada ou ao",
-    "nl": "het een en van is dat we te dit deze met voor niet zijn op aan ook dan dus als wordt worden er maar bij "
+    "nl": "het een en van dat te dit deze met voor niet zijn op aan ook dan dus als wordt worden er maar bij "
           "naar uit om heeft hebben omdat elke",
 }  # fmt: skip
 _LEAST_FUNCTION_WORDS = 2

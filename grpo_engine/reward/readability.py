@@ -15,7 +15,7 @@ from grpo_engine.reward import prose as prose_module
 from grpo_engine.reward.markdown import find_markdown_faults
 from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.reward.prose import capped, prose
-from grpo_engine.reward.scripts import UNSPACED_RANGES
+from grpo_engine.reward.scripts import TextPattern
 from grpo_engine.reward.versions import module_source, version_of
 from grpo_engine.types import Completion, Prompt
 
@@ -27,8 +27,8 @@ MIN_WORDS = 8
 WEIGHTS = {"sentences": 0.25, "words": 0.2, "paragraphs": 0.15, "markdown": 0.2, "characters": 0.2}
 """Of the five marks, each in [0, 1], whose weighted mean is the value; a mark that does not apply is left out."""
 
-_WORD = re.compile(rf"[{UNSPACED_RANGES}]{{1,2}}|[^\W\d_{UNSPACED_RANGES}]+(?:['’][^\W\d_]+)*|\d[\d.,]*")
-_SENTENCE_END = re.compile(r"(?<=[.!?…:])[\"')\]*_]{0,3}\s+|(?<=[。！？])")
+_WORD = TextPattern("{letters}+(?:['’]{letters}+)*|{unspaced}{{1,2}}|[0-9][0-9.,]*")
+_SENTENCE_END = re.compile(r"[.!?…:。！？](?:(?<=[。！？])|[\"')\]*_]{0,3}\s)\s*")
 _PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=[ \t]*(?:[-*+•#>|]|\d{1,3}[.)]))")
 # Control characters but white space, the replacement character, private use, invisible and direction marks, surrogates.
 _UNCLEAN = re.compile(

@@ -9,13 +9,13 @@ from grpo_engine.config_rewards import RepetitionReward
 from grpo_engine.reward import prose, scripts
 from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.reward.prose import capped
-from grpo_engine.reward.scripts import UNSPACED_RANGES
+from grpo_engine.reward.scripts import TextPattern
 from grpo_engine.reward.versions import module_source, version_of
 from grpo_engine.types import Completion, Prompt
 
 # A character of a script without blanks, a word or number, or a run of mathematical signs; a ruler is one such run, and
 # other punctuation (the asterisk included, for it marks bold text) is skipped.
-_UNIT = re.compile(rf"[{UNSPACED_RANGES}]|[^\W_{UNSPACED_RANGES}]+|[-+/=<>^%]+")
+_UNIT = TextPattern("{letters_digits}+|{unspaced}|[-+/=<>^%]+")
 # Longer unbroken runs are taken apart into characters, or a loop without blanks would be one word.
 _MAX_WORD = 40
 # One sign again and again, as models that came apart write: "!!!!!!". Rulers of tables are shorter.

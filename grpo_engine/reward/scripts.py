@@ -39,6 +39,33 @@ UNSPACED = frozenset({"Thai", "Lao", "Burmese", "Khmer", "Kana", "Han"})
 UNSPACED_RANGES = "".join(_RANGES[name] for name in sorted(UNSPACED))
 """Their characters, for use inside [...] of a pattern."""
 _RUN = re.compile("|".join(f"(?P<{name}>[{ranges}]+)" for name, ranges in _RANGES.items()))
+
+
+class TextPattern:
+    """A pattern over letters and digits of all scripts, in a faster form for text that is ASCII.
+
+    Example: TextPattern("[{letters}]+") finds runs of letters. `{letters}`, `{letters_digits}` (for use inside [...])
+    stand for those of scripts with blanks; `{unspaced}` alone for one character of the others.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        spaced = rf"[^\W{{}}_{UNSPACED_RANGES}]"
+        every = {
+            "letters": spaced.format(r"\d"),
+            "letters_digits": spaced.format(""),
+            "unspaced": f"[{UNSPACED_RANGES}]",
+        }
+        self._every = re.compile(pattern.format(**every))
+        # No ASCII character is in a script without blanks; the second class never matches.
+        self._ascii = re.compile(
+            pattern.format(letters="[A-Za-z]", letters_digits="[A-Za-z0-9]", unspaced=r"[^\x00-\U0010ffff]")
+        )
+
+    def findall(self, text: str) -> list[str]:
+        found: list[str] = (self._ascii if text.isascii() else self._every).findall(text)
+        return found
+
+
 WORD_PATTERNS = {name: re.compile(f"[{ranges}]{{2,}}") for name, ranges in _RANGES.items()}
 """Words of two letters and more in one script; single letters are variables."""
 # Two words, or as many characters of a script without blanks: less is a name or a term.
