@@ -287,6 +287,12 @@ PREFLIGHT = [
         {**_file("words.jsonl"), f"{_REWARD}.extract": "last_number"},
     ),
     _by_preflight("gold that explodes", f"{_REWARD}.kind", "cannot be judged", _file("towers.jsonl")),
+    _by_preflight(
+        "constraint that does not exist",
+        f"{_REWARD}.kind",
+        "cannot be judged",
+        {**_file("asked.jsonl"), _REWARD: {"kind": "instruction_following"}},
+    ),
     _by_preflight("code without tests", f"{_REWARD}.kind", "no tests", {_REWARD: {"kind": "code_execution"}}),
     _by_preflight(
         "language that nobody can tell",
@@ -361,6 +367,7 @@ def write_files(folder: Path) -> None:
     _write_rows(folder / "plain.jsonl", [{"prompt": row["prompt"]} for row in rows])
     _write_rows(folder / "words.jsonl", [{"prompt": f"say {word}", "answer": word} for word in ("yes", "no", "so")])
     _write_rows(folder / "towers.jsonl", [{"prompt": f"{n}+{n}=", "answer": "9^9^9^9"} for n in range(4)])
+    _write_rows(folder / "asked.jsonl", [row | {"constraints": [{"kind": "rhymes"}]} for row in rows])
     _write_rows(folder / "long.jsonl", [row | {"prompt": "1+" * 40 + row["prompt"]} for row in rows])
     (folder / "empty.jsonl").write_text("")
     (folder / "torn.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+\n')
@@ -375,5 +382,5 @@ def write_files(folder: Path) -> None:
             (folder / name / file).write_bytes(struct.pack("<Q", 2) + b"{}" if file.endswith("tensors") else b"{}")
 
 
-def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
