@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 from grpo_engine.reward.extraction import CLOSE_TAG, OPEN_TAG
@@ -12,7 +11,7 @@ from grpo_engine.reward.extraction import CLOSE_TAG, OPEN_TAG
 ProgramMethod = Literal["code_block", "after_think", "whole"]
 
 MAX_PROGRAM_CHARACTERS = 262_144
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})")
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})(.*)$", re.MULTILINE)
 _PYTHON = {"python", "py", "python3", "py3"}
 
 
@@ -68,23 +67,23 @@ def defines_name(program: str, name: str) -> bool:
 def _blocks(text: str, start: int) -> list[_Block]:
     """The fenced blocks with something in them; a fence is closed by as many of its characters, or more."""
     blocks: list[_Block] = []
-    lines = text[start:].split("\n")
-    offsets = list(accumulate((len(line) + 1 for line in lines), initial=start))
     opened: re.Match[str] | None = None
-    language, begin = "", 0
-    for line, offset in zip(lines, offsets, strict=False):
-        fence = _FENCE.match(line)
-        info = line[fence.end() :].strip() if fence else ""
-        if fence is None or (fence[2][0] == "`" and "`" in info):
+    for fence in _FENCE.finditer(text[start:]):
+        mark, info = fence[2], fence[3].strip()
+        if mark[0] == "`" and "`" in info:
             continue
         if opened is None:
-            opened, language, begin = fence, _language(info), offset + len(line) + 1
-        elif fence[2].startswith(opened[2]) and not info:
-            blocks.append(_Block(language, begin, offset, len(opened[1])))
+            opened = fence
+        elif mark.startswith(opened[2]) and not info:
+            blocks.append(_block(opened, start, start + fence.start()))
             opened = None
     if opened is not None:
-        blocks.append(_Block(language, min(begin, len(text)), len(text), len(opened[1])))
+        blocks.append(_block(opened, start, len(text)))
     return [block for block in blocks if text[block.start : block.end].strip()]
+
+
+def _block(opened: re.Match[str], start: int, end: int) -> _Block:
+    return _Block(_language(opened[3].strip()), min(start + opened.end() + 1, end), end, len(opened[1]))
 
 
 def _language(info: str) -> str:

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[ProgramMethod, str, str | None]] = {
     "inline backticks are no fence": ("code_block", f"{FENCE}x = 1{FENCE}", f"{FENCE}x = 1{FENCE}"),
     "no block": ("code_block", "<think>a</think>\n    return 1\n", "\n    return 1\n"),
     "a block in the thinking": ("code_block", f"<think>\n{FENCE}\nx\n{FENCE}\n</think>y = 2", "y = 2"),
+    "a fence right after the thinking": ("code_block", f"<think>a</think>{FENCE}py\nx = 1\n{FENCE}", "x = 1\n"),
     "answer only in thinking": ("code_block", f"<think>\n{FENCE}python\nx = 1\n{FENCE}\n</think>", None),
     "thinking never closed": ("code_block", f"<think>\n{FENCE}python\nx = 1\n{FENCE}\n", None),
     "after the thinking": ("after_think", "<think>a</think>x = 1", "x = 1"),
