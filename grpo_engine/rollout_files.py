@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_engine.types import Group, Rollout
+from grpo_engine.types import Group, RewardPart, Rollout
 
 PART = pa.struct(
     [
@@ -120,17 +120,19 @@ def _completion_columns(rollout: Rollout) -> dict[str, Any]:
         "token_advantages": rollout.token_advantages,
         "returns": rollout.returns,
         "behaviours": list(rollout.behaviours.items()),
-        "parts": [
-            {
-                "name": part.name,
-                "value": part.value,
-                "weight": part.weight,
-                "explanation": part.explanation,
-                "span_start": part.span[0] if part.span else None,
-                "span_end": part.span[1] if part.span else None,
-                "version": part.version,
-                "counted": part.counted,
-            }
-            for part in rollout.parts
-        ],
+        "parts": [part_row(part) for part in rollout.parts],
+    }
+
+
+def part_row(part: RewardPart) -> dict[str, Any]:
+    """A part as PART has it."""
+    return {
+        "name": part.name,
+        "value": part.value,
+        "weight": part.weight,
+        "explanation": part.explanation,
+        "span_start": part.span[0] if part.span else None,
+        "span_end": part.span[1] if part.span else None,
+        "version": part.version,
+        "counted": part.counted,
     }
