@@ -285,7 +285,7 @@ class A:
     def __getattr__(self, n): return getattr(self, n)
 A().x
 """,
-        ends=("crashed", "memory", "exception"),
+        ends=("crashed", "memory", "exception", "time"),
     ),
 )
 

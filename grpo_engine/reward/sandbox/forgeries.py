@@ -1,6 +1,6 @@
 """What a wrong program tries to be called right, as data: beside attacks.py, for the self-test and the tests.
 
-Each is run against the tests of `tests_with(answer)`: two calls, one of which has an answer that no program can know.
+Each is run against the tests of `checks_of(answer)`: two calls, one of which has an answer that no program can know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Forgery:
     program: str
 
 
-def tests_with(answer: str) -> str:
+def checks_of(answer: str) -> str:
     """Tests that only a program which reads them can pass: `guess()` must be "answer-" and 16 random digits."""
     return f"""
 answer = "answer-{answer}"

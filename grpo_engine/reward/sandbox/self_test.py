@@ -15,7 +15,7 @@ from grpo_engine.config_rewards import SandboxConfig
 from grpo_engine.errors import RewardError
 from grpo_engine.reward.sandbox.attack import REACHED, Attack
 from grpo_engine.reward.sandbox.attacks import ATTACKS, ESSENTIAL
-from grpo_engine.reward.sandbox.forgeries import FORGERIES, Forgery, tests_with
+from grpo_engine.reward.sandbox.forgeries import FORGERIES, Forgery, checks_of
 from grpo_engine.reward.sandbox.jobs import CheckJob, Outcome, ProgramJob, TierReport
 from grpo_engine.reward.sandbox.pool import SandboxPool
 from grpo_engine.reward.sandbox.tiers import TIERS, Tier, bubblewrap_version, landlock_abi, obstacle
@@ -80,7 +80,7 @@ def attack_jobs(attacks: Sequence[Attack], names: dict[str, object]) -> list[Pro
 
 
 def forgery_jobs(forgeries: Sequence[Forgery]) -> list[CheckJob]:
-    return [CheckJob(one.program, tests_with(secrets.token_hex(8)), ATTACK_LIMIT_S) for one in forgeries]
+    return [CheckJob(one.program, checks_of(secrets.token_hex(8)), ATTACK_LIMIT_S) for one in forgeries]
 
 
 def fault(attack: Attack, outcome: Outcome) -> str:
