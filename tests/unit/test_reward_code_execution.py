@@ -141,6 +141,12 @@ def test_values_stay_in_bounds_and_all_needs_everything(
     assert (share == 1.0) == (whole == 1.0) == (complete and all(reports) and len(reports) >= (num_cases or 1))
 
 
+@pytest.mark.parametrize(("credit", "value"), [("share", 2 / 3), ("all", 0.0)])
+def test_a_program_that_ends_before_its_tests_do_has_not_passed(credit: Credit, value: float) -> None:
+    outcome = Outcome("exited", "exit status 0", ((True, "passed"),) * 2, complete=False)
+    assert judge(CallCases("", 2, "f"), outcome, credit)[0] == value
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 11))
 def test_one_more_case_passed_never_lowers_the_share(reports: list[bool], at: int) -> None:
     def share(passed: list[bool]) -> float:
