@@ -18,8 +18,14 @@ ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNESCAPED = {written[1]: meant for meant, written in ESCAPES.items()}
 
 
+def is_list_of_parts(schema: Mapping[str, Any]) -> bool:
+    """Whether it is a list with a form for each item; words and the two ends of a range stand in one field."""
+    return schema.get("type") == "array" and "items" in schema and schema["items"].get("type") != "string"
+
+
 def kind_of(schema: Mapping[str, Any]) -> str:
-    """text, number, checkbox, select, words, lines or json. A switch that may be left open is a select."""
+    """text, number, checkbox, select, words, lines or json. A switch that may be left open is a select; the two ends
+    of a range are words."""
     if "enum" in schema or (schema.get("type") == "boolean" and schema.get("nullable")):
         return "select"
     if schema.get("format") == "lines":
@@ -69,7 +75,8 @@ def leaf_value(schema: Mapping[str, Any], path: str, posted: Mapping[str, str]) 
         return [_meant(line) for line in text.split("\n") if line]
     text = text if kind == "text" else text.strip()
     if kind == "words":
-        return [word for word in (part.strip() for part in text.split(",")) if word]
+        words = [word for word in (part.strip() for part in text.split(",")) if word]
+        return None if not words and schema.get("nullable") else words
     if not text:
         return None if schema.get("nullable") else MISSING if kind != "text" else text
     if kind == "number":

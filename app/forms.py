@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.form_fields import MISSING, choices_of, kind_of, leaf_value, text_of
+from app.form_fields import MISSING, choices_of, is_list_of_parts, kind_of, leaf_value, text_of
 from app.form_nodes import GIVEN, Choice, Items, Leaf, Section, label
 
 Schema = dict[str, Any]
@@ -93,7 +93,7 @@ class SchemaForm:
         if "properties" in schema:
             parse = self._parse_optional if schema.get("nullable") else self._parse_object
             return parse(schema, path, posted)
-        if schema.get("type") == "array" and schema["items"].get("type") != "string":
+        if is_list_of_parts(schema):
             length = posted.get(f"{path}.length", "")
             count = int(length) if length.isdecimal() else 0
             items = [self._parse(schema["items"], _join(path, str(index)), posted) for index in range(min(count, 50))]
@@ -130,7 +130,7 @@ class _Builder:
             return self.choice(schema, value, path, name)
         if "properties" in schema:
             return (self.optional if schema.get("nullable") else self.section)(schema, value, path, name)
-        if schema.get("type") == "array" and schema["items"].get("type") != "string":
+        if is_list_of_parts(schema):
             return self.items(schema, value, path, name)
         return self.leaf(schema, value, path, name, required)
 

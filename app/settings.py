@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     """Comma-separated labels of this worker."""
     worker_devices: str = ""
     """Comma-separated devices it offers, such as cpu:0 or cuda:0,cuda:1; empty = all GPUs, else cpu:0."""
+    sandbox_check: bool = True
+    """Whether a worker attacks its own sandbox when it starts, to tell on the workers page how it can confine programs.
+    What a run's programs are confined by is found out by its engine in any case."""
 
     engine_command: list[str] = Field(default_factory=list)
     """Command of one rank as a JSON list; empty = this Python with `-m grpo_engine rank`. Tests put a stand-in here."""

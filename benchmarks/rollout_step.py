@@ -75,7 +75,7 @@ def config(dtype: str, setup: Setup) -> Fields:
             },
             {
                 "kind": "rl", "data": {"source": "addition", "num_digits": 2},
-                "rewards": [{"kind": "accuracy", "extract": "after_think"}, {"kind": "format", "weight": 0.1}],
+                "rewards": [{"kind": "accuracy", "compare": "number"}, {"kind": "format", "weight": 0.1}],
                 "num_steps": setup.size(STEPS, SKIPPED + 1), "prompts_per_step": PROMPTS, "group_size": GROUP,
                 "sampling": {"max_new_tokens": NEW_TOKENS}, "loss": {"kind": "clip", "clip_high": 0.28},
                 "kl": {"track": False}, "optimizer": {"learning_rate": RATE, "beta2": 0.99},

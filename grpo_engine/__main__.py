@@ -1,4 +1,4 @@
-"""The engine's command line: `python -m grpo_engine run | rank | preflight | merge-checkpoint | import-smollm2`."""
+"""The engine's command line: `python -m grpo_engine COMMAND`; COMMANDS says which there are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ COMMANDS = {
     "run": ("grpo_engine.standalone", "train a config into a folder, without web, broker or database"),
     "rank": ("grpo_engine.rank", "one training process (started by `run` and by workers)"),
     "preflight": ("grpo_engine.preflight", "check a config against its model folder, data and rewards"),
+    "score": ("grpo_engine.score", "rewards of given completions: JSON on standard input, JSON out"),
+    "replay": ("grpo_engine.replay", "score stored rollouts again by the rewards of another config"),
     "merge-checkpoint": ("grpo_engine.merge", "make a model folder of a checkpoint with an adapter and its base"),
     "import-smollm2": ("grpo_engine.model.smollm2", "make a model folder of SmolLM2-135M-Instruct"),
 }

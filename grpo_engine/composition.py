@@ -5,6 +5,7 @@ With `engine.py` the only file that knows all four modules.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,9 @@ from grpo_engine.model.loading import Policy, clone_frozen
 from grpo_engine.model.value import ValueModel
 from grpo_engine.pipeline.synchronous import SynchronousPipeline
 from grpo_engine.protocols import PromptSource, RewardFunction, Sampler, Scorer
-from grpo_engine.reward.composite import build_rewards, combine, reward_bounds, score_all
+from grpo_engine.reward.behaviours import count_behaviours
+from grpo_engine.reward.composite import Composite, build_rewards, reward_bounds
+from grpo_engine.reward.resources import RewardResources
 from grpo_engine.rollout.expected_lengths import ExpectedLengths
 from grpo_engine.samplers import context_tokens, make_probe_for
 from grpo_engine.stages.guards import Guards
@@ -44,6 +47,8 @@ from grpo_engine.types import Completion, Group, Prompt, StageProgress
 SEEDS = 2**32
 """Run seeds are below this."""
 REFERENCE_FILE = "reference.safetensors"
+CORRECTNESS = ("accuracy", "gym", "code_execution")
+"""Kinds of reward that say whether a completion is right."""
 
 
 # ---------------------------------------------------------------- training
@@ -98,13 +103,20 @@ def encode_demonstration(policy: Policy, prompt: Prompt) -> list[int]:
 
 
 # ---------------------------------------------------------------- sampling and judging
+def make_rewards(attempt: Attempt, stage: RLStage) -> Composite:
+    """The stage's reward on this rank; close it. Raises RewardError when a user's source cannot be loaded."""
+    num_processes = max(1, len(os.sched_getaffinity(0)) // attempt.communicator.world_size)
+    resources = RewardResources(attempt.custom_sources, attempt.config.sandbox, num_processes)
+    rewards = build_rewards(stage, resources)
+    attempt.reward_versions = rewards.versions
+    return rewards
+
+
 def make_rl_parts(
-    attempt: Attempt, stage: RLStage, policy: Policy, progress: StageProgress, learner: TorchLearner,
-    sampler: Sampler, source: PromptSource, reference: Scorer | None, lengths: ExpectedLengths | None,
+    attempt: Attempt, stage: RLStage, policy: Policy, progress: StageProgress, learner: TorchLearner, sampler: Sampler,
+    source: PromptSource, reference: Scorer | None, lengths: ExpectedLengths | None, rewards: Composite,
 ) -> RLParts:  # fmt: skip
     config = attempt.config
-    rewards = build_rewards(stage, attempt.custom_sources)
-    attempt.reward_versions = {reward.name: reward.version for reward in rewards}
     critic = None
     if learner.value is not None:
         critic = CriticScorer(
@@ -112,9 +124,8 @@ def make_rl_parts(
             pad_token_id=policy.tokenizer.pad_token_id,
         )  # fmt: skip
     pipeline = SynchronousPipeline(
-        source, sampler, partial(score_all, rewards), combine, partial(_assign, stage), reference, critic,
-        attempt.communicator, stage.sampling, stage.prompts_per_step, stage.group_size,
-        (config.seed, progress.stage_index),
+        source, sampler, rewards, partial(_assign, stage), reference, critic, attempt.communicator, stage.sampling,
+        stage.prompts_per_step, stage.group_size, (config.seed, progress.stage_index), count_behaviours,
     )  # fmt: skip
     lowest, highest = reward_bounds(stage)
     stopper = EarlyStopper(stage.early_stopping)
@@ -124,7 +135,7 @@ def make_rl_parts(
     stopper.restore(progress.early_stopping)
     detectors.restore(progress.detectors)
     guards.restore(progress.guards)
-    evaluation = _evaluation(attempt, stage, source, rewards)
+    evaluation = _evaluation(attempt, stage, source, rewards.functions)
     probe = make_probe_for(config, policy, learner, sampler, source)
     return RLParts(pipeline, sampler, learner, evaluation, stopper, detectors, guards, probe, lengths)
 
@@ -144,8 +155,8 @@ def _evaluation(
 
 
 def _judge(stage: RLStage, rewards: Sequence[RewardFunction]) -> Judge:
-    """Right means the correctness part gave 1; without an accuracy or gym part the first part decides."""
-    index = next((i for i, reward in enumerate(stage.rewards) if reward.kind in ("accuracy", "gym")), 0)
+    """Right means the correctness part gave 1; without one the first part decides."""
+    index = next((i for i, reward in enumerate(stage.rewards) if reward.kind in CORRECTNESS), 0)
 
     def judge(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[float]:
         return [float(part.value == 1) for part in rewards[index].score(prompts, completions)]

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from grpo_engine.config import RunConfig
 
-_PATH_IN_TEXT = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
+_PATH_IN_TEXT = re.compile(r"[a-z_]+(?:\.(?:[a-z_]+|\d+))*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def locate(detail: ErrorDetails, data: Any) -> Location:
         inner = _field_named(str(detail["ctx"]["error"]), model)
         path, field = path + inner, _field_at(model, inner) or field
     value, has_value = _look_up(data, path)
-    if kind == "missing":
+    if kind == "missing" and not (field is not None and is_pair(field)):
         has_value = False
     dotted, tags = ".".join(str(part) for part in path), tuple(union_members(kind_there))
     return Location(dotted, model, field, value, has_value, tags)
@@ -60,6 +60,8 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[list[int | str], Any, type[BaseMo
         if members and part in members:
             kind = model = members[str(part)]
             continue
+        if field is not None and is_pair(field):
+            break  # what is wrong with one end is told of both
         path.append(part)
         if is_model(kind):
             model, field = kind, kind.model_fields.get(str(part))
@@ -78,6 +80,11 @@ def _given(kind: Any) -> Any:
     members = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
     models = [member for member in members if is_model(member)]
     return models[0] if len(models) == 1 and len(members) == 2 else kind
+
+
+def is_pair(field: FieldInfo) -> bool:
+    """Whether the field holds two ends of a range, or None."""
+    return any(get_origin(kind) is tuple for kind in (field.annotation, *get_args(field.annotation)))
 
 
 def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
@@ -106,11 +113,14 @@ def children(model: type[BaseModel]) -> list[tuple[str, type[BaseModel]]]:
 
 
 def _field_named(message: str, model: type[BaseModel]) -> list[int | str]:
-    """The first path in a validator's message that is a field of `model`, such as sampling.temperature."""
+    """The first path in a validator's message that is a field of `model`, such as sampling.temperature or
+    rewards.1.gated_by."""
     for match in _PATH_IN_TEXT.finditer(message):
-        parts = match.group().split(".")
+        parts: list[int | str] = [int(part) if part.isdigit() else part for part in match.group().split(".")]
+        if len(parts) > 2 and isinstance(parts[1], int) and parts[0] in model.model_fields:
+            return parts
         if parts[0] in model.model_fields and (len(parts) == 2 or _field_at(model, parts) is not None):
-            return list(parts)
+            return parts
     return []
 
 

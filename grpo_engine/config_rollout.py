@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.config_sources import Config
+from grpo_engine.config_base import Config
 
 
 # ---------------------------------------------------------------- multi-token prediction

@@ -1,14 +1,12 @@
-"""Where a run's model, prompts and rewards come from: the discriminated parts of `grpo_engine.config`. Torch-free."""
+"""Where a run's model and prompts come from: the discriminated parts of `grpo_engine.config`. Torch-free."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+from grpo_engine.config_base import Config
 
 
 # ---------------------------------------------------------------- model
@@ -96,65 +94,3 @@ class FileData(Config):
 
 
 DataConfig = Annotated[AdditionData | ReasoningGymData | FileData, Field(discriminator="source")]
-
-
-# ---------------------------------------------------------------- rewards
-class AccuracyReward(Config):
-    """1 when the extracted answer equals the gold answer."""
-
-    kind: Literal["accuracy"] = "accuracy"
-    weight: float = Field(1.0, ge=-100, le=100)
-    """Factor of this part in the reward."""
-    extract: Literal["after_think", "boxed", "last_number", "whole"] = "after_think"
-    """Which span is the answer: text after </think>, the last \\boxed{}, the last number, or the whole completion."""
-
-
-class FormatReward(Config):
-    """1 when the completion is exactly <think>…</think>answer, tags once and in order."""
-
-    kind: Literal["format"] = "format"
-    weight: float = Field(0.1, ge=-100, le=100)
-    """Factor of this part in the reward."""
-
-
-class LengthReward(Config):
-    """DAPO's soft overlong penalty: 0 up to max - buffer tokens, falling linearly to -1 at max and beyond."""
-
-    kind: Literal["length"] = "length"
-    weight: float = Field(0.1, ge=-100, le=100)
-    """Factor of this part in the reward."""
-    max_tokens: int = Field(ge=1)
-    """Length at which the penalty is whole."""
-    buffer_tokens: int = Field(ge=1)
-    """Tokens before max_tokens over which the penalty grows."""
-
-    @model_validator(mode="after")
-    def _buffer_fits(self) -> LengthReward:
-        if self.buffer_tokens > self.max_tokens:
-            raise ValueError(f"buffer_tokens {self.buffer_tokens} must not exceed max_tokens {self.max_tokens}")
-        return self
-
-
-class GymReward(Config):
-    """The scorer that reasoning-gym ships with the task; needs reasoning_gym data."""
-
-    kind: Literal["gym"] = "gym"
-    weight: float = Field(1.0, ge=-100, le=100)
-    """Factor of this part in the reward."""
-    extract: Literal["after_think", "boxed", "last_number", "whole"] = "after_think"
-    """Which span is the answer that the task's scorer sees."""
-
-
-class CustomReward(Config):
-    """A user's own function f(completions, **columns) -> list of float or None, registered by name."""
-
-    kind: Literal["custom"] = "custom"
-    weight: float = Field(1.0, ge=-100, le=100)
-    """Factor of this part in the reward."""
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
-    """Registered name; its source and hash are stored with the run. Never a file path."""
-
-
-RewardConfig = Annotated[
-    AccuracyReward | FormatReward | LengthReward | GymReward | CustomReward, Field(discriminator="kind")
-]

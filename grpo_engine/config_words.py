@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from grpo_engine.config_paths import Location, children
+from grpo_engine.config_paths import Location, children, is_pair
 
 MAX_SHOWN = 200
 
@@ -37,6 +37,8 @@ def show_value(place: Location) -> str:
 
 def phrase(detail: ErrorDetails, place: Location) -> tuple[str, str]:
     """(message, remedy) of one error. A kind without words of its own keeps pydantic's."""
+    if place.field is not None and is_pair(place.field) and detail["type"] != "value_error":
+        return "must be two numbers, the low and high end", "write both, such as [0, 1], or leave it out"
     words = _WORDS.get(detail["type"])
     if words:
         return words(detail.get("ctx", {}), place)
@@ -133,7 +135,18 @@ def _literal(ctx: dict[str, Any], place: Location) -> tuple[str, str]:
     return "is not a choice here", f"use {allowed}{_default(place)}"
 
 
+_FORMS = {
+    "^https?://": ("must begin with http:// or https://", "write the whole address, such as http://localhost:8000/v1"),
+    "^[a-z]{2}$": ("is no language code", "use two lower-case letters (ISO 639-1), such as en"),
+    "^[A-Z][A-Z0-9_]*$": ("does not have the form of a variable's name", "use capitals, digits and _, such as API_KEY"),
+    "^[a-zA-Z][a-zA-Z0-9_-]{0,31}$": ("does not have the form of a tag", "use letters, digits, _ and -, as in answer"),
+}
+"""Pattern of a field -> what it means, where that is not a lower-case name."""
+
+
 def _pattern(ctx: dict[str, Any], place: Location) -> tuple[str, str]:
+    if ctx["pattern"] in _FORMS:
+        return _FORMS[ctx["pattern"]]
     return "does not have the form of a name", (
         f"use lower-case letters, digits and _, a letter first (pattern {ctx['pattern']})"
     )
@@ -143,6 +156,8 @@ _REMEDIES = {
     "hidden_size": "change hidden_size or num_heads so that each head has an even width",
     "buffer_tokens": "lower buffer_tokens or raise max_tokens",
     "minibatches": "lower minibatches or raise prompts_per_step, so that each has a prompt",
+    "gated_by": "name another part of this stage; of two parts that gate each other, free one",
+    "clip": "write the lowest value first",
     "mtp.depth": "set mtp.depth to at least 1, or rollout.drafts.kind to ngram or none",
     "min_tokens": "lower min_tokens or raise max_tokens",
     "min_match": "lower min_match or raise max_match",

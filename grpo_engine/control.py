@@ -8,7 +8,6 @@ everything.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_engine.errors import LeaseLost
 from grpo_engine.events import boot_clock_s
+from grpo_engine.lifeline import die_with_parent
 
 if TYPE_CHECKING:
     from grpo_engine.protocols import Communicator
@@ -28,7 +28,6 @@ CONTROL_FD = "COHORT_CONTROL_FD"
 FIRST_DEADLINE = "COHORT_DEADLINE_BOOT_S"
 """Deadline at the start, so that a rank whose supervisor freezes before its first message waits; unset = none."""
 
-_PR_SET_PDEATHSIG = 1
 _WAIT_S = 1.0
 
 
@@ -126,11 +125,3 @@ class SharedControl:
     def wait_until_allowed(self) -> None:
         """Each rank by its own pipe: as Control's."""
         self._own.wait_until_allowed()
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the thread that started this process ends; SystemExit when it has ended."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        raise SystemExit(f"the parent process {parent} has gone; nothing is started")

@@ -25,6 +25,7 @@ from grpo_engine.composition import (
     encode_demonstration,
     make_learner,
     make_reference,
+    make_rewards,
     make_rl_parts,
     make_source,
     reference_path,
@@ -40,6 +41,7 @@ from grpo_engine.model.loading import Policy
 from grpo_engine.protocols import PromptSource
 from grpo_engine.provenance import git_commit, package_versions
 from grpo_engine.resume import load_policy_for
+from grpo_engine.reward.composite import Composite
 from grpo_engine.samplers import make_lengths, make_sampler
 from grpo_engine.self_test.stage import run_self_test
 from grpo_engine.stages.context import Outcome, SavedCheckpoint, StageContext
@@ -151,12 +153,14 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
         run_self_test(context, policy, learner, source, None, encode)
         _restore_random(attempt, resumed)
         return run_sft(context, stage, source, learner, encode)
-    return _run_rl(attempt, stage, policy, progress, resumed, learner, source, context)
+    context.promise(300, "loading the rewards")
+    with closing(make_rewards(attempt, stage)) as rewards:
+        return _run_rl(attempt, stage, policy, progress, resumed, learner, source, context, rewards)
 
 
 def _run_rl(
     attempt: Attempt, stage: RLStage, policy: Policy, progress: StageProgress, resumed: Path | None,
-    learner: TorchLearner, source: PromptSource, context: StageContext,
+    learner: TorchLearner, source: PromptSource, context: StageContext, rewards: Composite,
 ) -> Outcome:  # fmt: skip
     reference = make_reference(attempt, stage, policy, progress, resumed) if stage.wants_reference else None
     lengths = make_lengths(attempt.config, progress)
@@ -167,7 +171,7 @@ def _run_rl(
         ranks=attempt.communicator,
     )  # fmt: skip
     with closing(sampler):
-        parts = make_rl_parts(attempt, stage, policy, progress, learner, sampler, source, reference, lengths)
+        parts = make_rl_parts(attempt, stage, policy, progress, learner, sampler, source, reference, lengths, rewards)
         send_weights(context, parts)
         run_self_test(context, policy, learner, source, sampler, None)
         _restore_random(attempt, resumed)
@@ -175,8 +179,8 @@ def _run_rl(
 
 
 def _restore_random(attempt: Attempt, resumed: Path | None) -> None:
-    """Users' rewards may draw from the global generators: go on where the checkpoint was. Last before the stage runs,
-    since making the parts may draw too."""
+    """What draws from the global generators goes on where the checkpoint was. Last before the stage runs, since making
+    the parts may draw too."""
     if resumed is not None and not attempt.forked:
         restore_rng(resumed, rank=attempt.communicator.rank)
 

@@ -1,7 +1,7 @@
 """Check a config before it runs: model folder, data, rewards, memory; no torch, no transformers, nothing trained.
 
 `python -m grpo_engine preflight CONFIG [--reward NAME=FILE] [--json]` ends with 0 when the run can start, 2 when not.
-Users' reward code runs in this process: whoever starts it sets the time limit.
+Users' reward code is loaded and called, in processes of its own: whoever starts it sets the time limit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from grpo_engine.checks.memory import estimate
 from grpo_engine.checks.model_folder import ModelShape, inspect_model
 from grpo_engine.checks.prompts import ReadStage, check_data
 from grpo_engine.checks.report import Report
+from grpo_engine.checks.reward_needs import check_sandbox
 from grpo_engine.checks.rewards import check_rewards
 from grpo_engine.checks.rollout import check_rollout
 from grpo_engine.checks.tokenizer import LightTokenizer, stand_in_tokenizer
@@ -43,6 +44,7 @@ def check(config: RunConfig, custom_sources: Mapping[str, str], uncalled: Collec
         if isinstance(stage, RLStage):
             check_training(config, index, stage, report)
             check_rewards(stage, index, read, tokenizer, custom_sources, uncalled, report)
+    check_sandbox(config, report)
     check_rollout(config, shape, report)
     if shape:
         _check_memory(config, shape, stages, report)

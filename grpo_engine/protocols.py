@@ -10,7 +10,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from grpo_engine.config import SamplingConfig
-    from grpo_engine.types import Completion, Prompt, RewardPart, SampleRequest, StepResult, TrainRow
+    from grpo_engine.types import (
+        Completion,
+        Group,
+        Prompt,
+        RewardFault,
+        RewardPart,
+        SampleRequest,
+        StepResult,
+        TrainRow,
+    )
 
 
 T = TypeVar("T")
@@ -99,6 +108,27 @@ class RewardFunction(Protocol):
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[RewardPart]:
         """One part a completion; a completion it cannot judge gets value None."""
+        ...
+
+
+class Rewards(Protocol):
+    """The reward of a stage: all its parts together."""
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[list[RewardPart]]:
+        """The parts of each completion, in order."""
+        ...
+
+    def combine(self, groups: Sequence[Group]) -> list[Group]:
+        """Groups with rewards made of their parts. Give it the whole batch, from all ranks: parts may be normalised
+        across groups. A pure function of it."""
+        ...
+
+    def take_counts(self) -> dict[str, float]:
+        """What happened since the last call, by name in the metric catalogue; counts, so they add up over ranks."""
+        ...
+
+    def take_faults(self) -> list[RewardFault]:
+        """What could not be judged since the last call, and why."""
         ...
 
 

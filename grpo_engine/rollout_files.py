@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_engine.types import Group, Rollout
+from grpo_engine.types import Group, RewardPart, Rollout
 
 PART = pa.struct(
     [
@@ -25,6 +25,7 @@ PART = pa.struct(
         ("span_start", pa.int32()),
         ("span_end", pa.int32()),
         ("version", pa.string()),
+        ("counted", pa.float64()),  # what the value counts as, after clip and gate; null when it abstained
     ]
 )
 SCHEMA = pa.schema(
@@ -56,6 +57,7 @@ SCHEMA = pa.schema(
         ("returns", pa.list_(pa.float32())),
         ("dropped", pa.string()),  # why the group was not trained on, null when it was
         ("parts", pa.list_(PART)),
+        ("behaviours", pa.map_(pa.string(), pa.int32())),  # how often it reflects, backtracks …; no part of the reward
     ]
 )
 
@@ -117,16 +119,20 @@ def _completion_columns(rollout: Rollout) -> dict[str, Any]:
         "values": rollout.values,
         "token_advantages": rollout.token_advantages,
         "returns": rollout.returns,
-        "parts": [
-            {
-                "name": part.name,
-                "value": part.value,
-                "weight": part.weight,
-                "explanation": part.explanation,
-                "span_start": part.span[0] if part.span else None,
-                "span_end": part.span[1] if part.span else None,
-                "version": part.version,
-            }
-            for part in rollout.parts
-        ],
+        "behaviours": list(rollout.behaviours.items()),
+        "parts": [part_row(part) for part in rollout.parts],
+    }
+
+
+def part_row(part: RewardPart) -> dict[str, Any]:
+    """A part as PART has it."""
+    return {
+        "name": part.name,
+        "value": part.value,
+        "weight": part.weight,
+        "explanation": part.explanation,
+        "span_start": part.span[0] if part.span else None,
+        "span_end": part.span[1] if part.span else None,
+        "version": part.version,
+        "counted": part.counted,
     }

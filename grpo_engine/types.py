@@ -65,6 +65,18 @@ class RewardPart:
     """Character range of `Completion.text` that was judged."""
     version: str = ""
     """Name and content hash of the metric, such as `accuracy@3f9a12c4`."""
+    counted: float | None = None
+    """What the value counts as, after clip and gate, before its weight; None = abstained, or not yet combined."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFault:
+    """Why a part could not judge: a user's function that raises, a judge that does not answer."""
+
+    part: str
+    kind: str
+    """Faults of one kind are told once, such as `ValueError in line 3`."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +86,21 @@ class Rollout:
     completion: Completion
     parts: list[RewardPart]
     reward: float | None
-    """Sum of weight x value over the parts that did not abstain; None when all did."""
+    """Sum of weight x counted value over the parts that did not abstain, clipped; None when all did."""
     advantage: float = 0.0
     """Of the whole completion; the mean of `token_advantages` where there are any."""
     ref_logprobs: list[float] | None = None
     """[T] by the frozen reference, full distribution at the sampling temperature."""
     shaped_reward: float | None = None
-    """What the advantage was computed from, where that is not `reward`: KL subtracted, smoothed."""
+    """What the advantage was computed from, where that is not `reward`: parts normalised, KL subtracted, smoothed."""
     values: list[float] | None = None
     """[T] PPO: the critic's value before each token, at sampling time."""
     token_advantages: list[float] | None = None
     """[T] PPO: advantage of each token."""
     returns: list[float] | None = None
     """[T] PPO: what the critic should have said."""
+    behaviours: dict[str, int] = field(default_factory=dict)
+    """How often the completion reflects, backtracks, verifies ...; never part of the reward."""
 
 
 @dataclass(frozen=True, slots=True)

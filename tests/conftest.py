@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ from tests.postgres import PostgresServer
 from tests.typed import typed
 
 __all__ = ["typed"]
+
+# A worker's self-test takes seconds of both cores; tests/integration/test_sandbox_worker.py has it.
+os.environ.setdefault("COHORT_SANDBOX_CHECK", "false")
 
 # Cases are the same on every machine, and a loaded one may take its time.
 hypothesis.settings.register_profile("cohort", deadline=None, derandomize=True)

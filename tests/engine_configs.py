@@ -33,7 +33,10 @@ def rl_stage(**changes: Any) -> dict[str, Any]:
         "kind": "rl",
         "data": {"source": "addition", "num_digits": 1},
         # The length part gives an untrained policy something to learn from in every group.
-        "rewards": [{"kind": "accuracy"}, {"kind": "length", "max_tokens": 16, "buffer_tokens": 15}],
+        "rewards": [
+            {"kind": "accuracy", "compare": "number"},
+            {"kind": "length", "max_tokens": 16, "buffer_tokens": 15},
+        ],
         "num_steps": 10,
         "prompts_per_step": 4,
         "group_size": 4,

@@ -200,6 +200,24 @@ SCHEMA = [
     ),
     _by_schema("no rewards", f"{_RL}.rewards", "at least 1", {f"{_RL}.rewards": []}),
     _by_schema("rewards missing", f"{_RL}.rewards", "required", {f"{_RL}.rewards": REMOVED}),
+    _by_schema("gated by nothing", f"{_REWARD}.gated_by", "no other part", {f"{_REWARD}.gated_by": "format"}),
+    _by_schema("gated by itself", f"{_REWARD}.gated_by", "no other part", {f"{_REWARD}.gated_by": "accuracy"}),
+    _by_schema(
+        "gates in a circle",
+        f"{_REWARD}.gated_by",
+        "circle",
+        {_RL + ".rewards": [{"kind": "accuracy", "gated_by": "format"}, {"kind": "format", "gated_by": "accuracy"}]},
+    ),
+    _by_schema("clip upside down", f"{_REWARD}.clip", "must not exceed", {f"{_REWARD}.clip": [1, 0]}),
+    _by_schema("reward clip upside down", f"{_RL}.reward_clip", "must not exceed", {f"{_RL}.reward_clip": [2, 1]}),
+    _by_schema("clip of one end", f"{_REWARD}.clip", "low and high", {f"{_REWARD}.clip": [1]}),
+    _by_schema("unknown sandbox tier", "sandbox.tier", "not a choice", {"sandbox": {"tier": "docker"}}),
+    _by_schema(
+        "judge without an address",
+        f"{_REWARD}.base_url",
+        "http",
+        {_REWARD: {"kind": "judge", "base_url": "localhost", "model": "m", "rubric": "r"}},
+    ),
     _by_schema("unknown stage kind", f"{_RL}.kind", "not known", {f"{_RL}.kind": "ppo"}),
     _by_schema("stage kind missing", f"{_RL}.kind", "required", {f"{_RL}.kind": REMOVED}),
     _by_schema("empty stages", "stages", "at least 1", {"stages": []}),
@@ -274,6 +292,32 @@ PREFLIGHT = [
         "not 1",
         {**_file("words.jsonl"), f"{_REWARD}.extract": "last_number"},
     ),
+    _by_preflight("gold that explodes", f"{_REWARD}.kind", "cannot be judged", _file("towers.jsonl")),
+    _by_preflight(
+        "constraint that does not exist",
+        f"{_REWARD}.kind",
+        "cannot be judged",
+        {**_file("asked.jsonl"), _REWARD: {"kind": "instruction_following"}},
+    ),
+    _by_preflight("code without tests", f"{_REWARD}.kind", "no tests", {_REWARD: {"kind": "code_execution"}}),
+    _by_preflight(
+        "language that nobody can tell",
+        f"{_REWARD}.kind",
+        "cannot be judged",
+        {_REWARD: {"kind": "language_consistency", "language": "xx"}},
+    ),
+    _by_preflight(
+        "encoder missing",
+        f"{_REWARD}.model",
+        "does not exist",
+        {_REWARD: {"kind": "bertscore", "model": "{folder}/none"}},
+    ),
+    _by_preflight(
+        "reward model without its config",
+        f"{_REWARD}.model",
+        "config.json",
+        {_REWARD: {"kind": "reward_model", "model": "{folder}/bare"}},
+    ),
     _by_preflight(
         "critic alone to the end",
         f"{_RL}.advantage.value.warmup_steps",
@@ -328,6 +372,8 @@ def write_files(folder: Path) -> None:
     _write_rows(folder / "rows.jsonl", rows)
     _write_rows(folder / "plain.jsonl", [{"prompt": row["prompt"]} for row in rows])
     _write_rows(folder / "words.jsonl", [{"prompt": f"say {word}", "answer": word} for word in ("yes", "no", "so")])
+    _write_rows(folder / "towers.jsonl", [{"prompt": f"{n}+{n}=", "answer": "9^9^9^9"} for n in range(4)])
+    _write_rows(folder / "asked.jsonl", [row | {"constraints": [{"kind": "rhymes"}]} for row in rows])
     _write_rows(folder / "long.jsonl", [row | {"prompt": "1+" * 40 + row["prompt"]} for row in rows])
     (folder / "empty.jsonl").write_text("")
     (folder / "torn.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+\n')
@@ -342,5 +388,5 @@ def write_files(folder: Path) -> None:
             (folder / name / file).write_bytes(struct.pack("<Q", 2) + b"{}" if file.endswith("tensors") else b"{}")
 
 
-def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

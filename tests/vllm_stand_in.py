@@ -17,7 +17,8 @@ from typing import Any
 
 from safetensors import deserialize
 
-from grpo_engine.control import PARENT_PID, die_with_parent
+from grpo_engine.control import PARENT_PID
+from grpo_engine.lifeline import die_with_parent
 
 LOGPROB = -0.25
 

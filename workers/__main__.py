@@ -21,6 +21,7 @@ from workers.beat import WorkerBeat, register, sign_off
 from workers.celery_app import make_app
 from workers.context import WorkerContext, set_context
 from workers.devices import Device, list_devices
+from workers.sandbox_check import SandboxCheck
 
 log = logging.getLogger("cohort.worker")
 
@@ -41,10 +42,14 @@ def main() -> int:
     set_context(context)
     beat = WorkerBeat(settings, worker_id)
     beat.start()
+    check = SandboxCheck(settings, worker_id)
+    if settings.sandbox_check:
+        check.start()
     log.info("worker %s offers %s", name, ", ".join(context.devices))
     try:
         return run_celery(make_app(settings), context)
     finally:
+        check.stop()
         beat.stop()
         sign_off(settings, worker_id)
 

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
@@ -67,6 +68,11 @@ def sign_off(settings: Settings, worker_id: uuid.UUID) -> None:
         _once(settings, lambda session: _update(session, worker_id, values))
     except SQLAlchemyError as error:
         log.warning("could not sign off: %s", error)
+
+
+def write_sandbox(settings: Settings, worker_id: uuid.UUID, report: dict[str, Any]) -> None:
+    """How this worker confines programs. Raises SQLAlchemyError."""
+    _once(settings, lambda session: _update(session, worker_id, {"sandbox": report}))
 
 
 def _update(session: Session, worker_id: uuid.UUID, values: dict[str, object]) -> None:

@@ -160,13 +160,14 @@ def _rewards(trl: TrlSource) -> list[dict[str, Any]]:
             raise ValueError(f"{len(weights)} reward_weights for {len(parts)} reward_funcs")
         trl.say("reward_weights", "they belong to rewards given in code; set each part's weight")
         weights = [1.0] * len(parts)
-    return [part | {"weight": weight} for part, weight in zip(parts, weights, strict=True)]
+    alone = {} if trl["multi_objective_aggregation"] == "sum_then_normalize" else {"normalize": "group"}
+    return [part | {"weight": weight} | alone for part, weight in zip(parts, weights, strict=True)]
 
 
 def _reward(trl: TrlSource, name: str) -> dict[str, Any]:
     if name in REWARDS:
         if REWARDS[name]["kind"] == "accuracy":
-            trl.say("reward_funcs", f"{name} compares LaTeX by math_verify; here the extracted text is compared")
+            trl.say("reward_funcs", f"{name} compares LaTeX by math_verify; here so do formulas, and numbers are exact")
         return dict(REWARDS[name])
     own = re.sub(r"[^a-z0-9_]", "_", name.rpartition(".")[2].lower()).lstrip("_0123456789")[:64] or "reward"
     trl.say("reward_funcs", f"{name} is your own code; give it with --reward {own}=FILE, as f(completions, **columns)")

@@ -125,7 +125,7 @@ def _dual_clip(trl: TrlSource, kind: str, high: float) -> Part:
 def advantage(trl: TrlSource) -> Part:
     scale = {True: "group", False: "none"}.get(trl["scale_rewards"], trl["scale_rewards"])
     if trl["multi_objective_aggregation"] != "sum_then_normalize":
-        text = "TRL scales each reward function within the group before it sums; here weighted parts are summed first"
+        text = "set as normalize: group of each part; by the sample's deviation in TRL, by the population's here"
         trl.say("multi_objective_aggregation", text)
     if scale == "none":
         return {"kind": "dr_grpo"}

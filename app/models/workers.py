@@ -31,4 +31,6 @@ class Worker(WithId, WithCreation, Base):
     beats: Mapped[int] = mapped_column(default=0)
     last_beat_at: Mapped[datetime | None]
     versions: Mapped[dict[str, Any]]
+    sandbox: Mapped[dict[str, Any] | None]
+    """{"tier": "bubblewrap", "details": {...}} once the worker has tried how it can confine programs; None before."""
     ended_at: Mapped[datetime | None]

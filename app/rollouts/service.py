@@ -62,8 +62,10 @@ class PartDetail:
     value: float | None
     """None: the part abstained."""
     weight: float
+    counted: float | None
+    """What the value counts as, after clip and gate."""
     product: float | None
-    """weight x value."""
+    """weight x counted."""
     explanation: str
     span: tuple[int, int] | None
     """Characters of the completion's text that were judged."""
@@ -80,7 +82,7 @@ class CompletionDetail:
     reward: float | None
     """As recorded."""
     shaped_reward: float | None
-    """What the advantage was computed from where that is not the reward: KL subtracted, smoothed."""
+    """What the advantage was computed from where that is not the reward: parts normalised, KL subtracted, smoothed."""
     weighted_sum: float | None
     """Sum of the parts' products, computed here."""
     advantage: float | None
@@ -233,12 +235,14 @@ def _completion(
 
 def _part(part: dict[str, Any]) -> PartDetail:
     value, weight = finite(part["value"]), part["weight"]
+    counted = finite(part.get("counted", value))  # files of earlier versions neither clipped nor gated
     start, end = part["span_start"], part["span_end"]
     return PartDetail(
         name=part["name"],
         value=value,
         weight=weight,
-        product=None if value is None else weight * value,
+        counted=counted,
+        product=None if counted is None else weight * counted,
         explanation=part["explanation"],
         span=None if start is None else (start, end),
         version=part["version"],

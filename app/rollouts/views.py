@@ -40,20 +40,23 @@ class PartView:
     name: str
     css: str
     value: float | None
+    counted: float | None
+    """What the value counts as, after clip and gate."""
     weight: float
     explanation: str
     version: str
 
     @property
     def contribution(self) -> float | None:
-        return None if self.value is None else self.weight * self.value
+        return None if self.counted is None else self.weight * self.counted
 
     @property
     def sum_text(self) -> str:
         """Example: "0.1 × 1.000 = +0.100"; an abstention is no zero."""
-        if self.value is None:
+        if self.counted is None:
             return "abstained, left out of the sum"
-        return f"{number_plain(self.weight)} × {fixed(self.value)} = {signed(self.contribution, 3)}"
+        changed = "" if self.counted == self.value else f" (its value {fixed(self.value)} was gated or clipped)"
+        return f"{number_plain(self.weight)} × {fixed(self.counted)} = {signed(self.contribution, 3)}{changed}"
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def group_view(group: GroupDetail) -> GroupView:
 
 def _bar_length(row: CompletionDetail) -> float:
     """Length of a row's bar: all weights at their full size, or more where a part exceeds 1."""
-    return sum(abs(part.weight) * max(1.0, abs(part.value or 0.0)) for part in row.parts)
+    return sum(abs(part.weight) * max(1.0, abs(part.counted or 0.0)) for part in row.parts)
 
 
 def _formula(parts: Sequence[PartDetail]) -> str:
@@ -165,7 +168,8 @@ def _completion(
     group: GroupDetail, row: CompletionDetail, colours: Mapping[str, str], scale: float, widest: float
 ) -> CompletionView:
     parts = [
-        PartView(p.name, colours.get(p.name, "p5"), p.value, p.weight, p.explanation, p.version) for p in row.parts
+        PartView(p.name, colours.get(p.name, "p5"), p.value, p.counted, p.weight, p.explanation, p.version)
+        for p in row.parts
     ]
     advantage = row.advantage or 0.0
     length = min(50.0, 50 * abs(advantage) / widest)

@@ -185,7 +185,7 @@ def _line(run: Run, row: FindingRow) -> FindingLine:
 
 def detector_words(name: str) -> str:
     """Example: detector_words("zero_variance") == "zero variance"."""
-    return DETECTOR_WORDS.get(name, name.replace("_", " "))
+    return DETECTOR_WORDS.get(name, name.replace("_", " ").replace("/", ": "))
 
 
 # ---------------------------------------------------------------- best and worst

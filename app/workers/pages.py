@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from app.errors import Conflict
 from app.formatting import size
+from app.models import Worker
 from app.security import Admin, Reader
 from app.sessions import ReadSession, WriteSession
 from app.web import page, pages_router, redirect
@@ -26,6 +27,9 @@ class WorkerRow:
     view: WorkerView
     state: str
     devices: list[str]
+    sandbox: str
+    """How it confines programs: the tier, "testing" before that is known."""
+    sandbox_details: list[str]
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,16 @@ def list_workers(request: Request, _: Reader, session: ReadSession) -> Response:
 def _row(view: WorkerView) -> WorkerRow:
     worker = view.worker
     state = "draining" if worker.drain and worker.state == "online" else worker.state
-    return WorkerRow(view, state, [_device(device) for device in worker.devices])
+    devices = [_device(device) for device in worker.devices]
+    return WorkerRow(view, state, devices, *_sandbox(worker))
+
+
+def _sandbox(worker: Worker) -> tuple[str, list[str]]:
+    """Example: "bubblewrap", ["landlock_abi: 7", "bubblewrap: passed"]."""
+    if not isinstance(worker.sandbox, dict):
+        return ("testing" if worker.state == "online" else "–"), []
+    details = worker.sandbox.get("details") or {}
+    return str(worker.sandbox.get("tier", "–")), [f"{name}: {value}" for name, value in details.items()]
 
 
 def _device(device: Any) -> str:

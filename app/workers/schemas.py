@@ -29,6 +29,8 @@ class WorkerOut(BaseModel):
     labels: list[str]
     devices: list[Any]
     versions: dict[str, Any]
+    sandbox: dict[str, Any] | None
+    """How it confines programs that a model wrote: `tier` and, for each that was tried, what came of it."""
     beats: int
     last_beat_at: datetime | None
     created_at: datetime

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 
 from grpo_engine.checks.prompts import ReadStage
 from grpo_engine.checks.report import GoldReward, Report
+from grpo_engine.checks.reward_needs import check_columns, check_models
 from grpo_engine.checks.tokenizer import LightTokenizer
-from grpo_engine.config import AccuracyReward, CustomReward, GymReward, LengthReward, RLStage
+from grpo_engine.config import (
+    AccuracyReward,
+    BertScoreReward,
+    CodeExecutionReward,
+    CustomReward,
+    GymReward,
+    JudgeReward,
+    LengthReward,
+    RewardModelReward,
+    RLStage,
+    part_names,
+)
 from grpo_engine.errors import RewardError
 from grpo_engine.protocols import RewardFunction
 from grpo_engine.reward.accuracy import gold_text
-from grpo_engine.reward.composite import build_rewards, part_names
+from grpo_engine.reward.composite import Composite, build_rewards
+from grpo_engine.reward.resources import RewardResources
 from grpo_engine.types import Completion, Prompt, RewardPart
 
 NUM_GOLD = 3
+UNCALLED = (CodeExecutionReward, BertScoreReward, RewardModelReward, JudgeReward)
+"""Parts that are not called here: they need the sandbox, a model or money."""
 
 
 def check_rewards(
@@ -29,14 +45,22 @@ def check_rewards(
     """Problems and gold rewards of one stage. `uncalled`: custom rewards that exist, but may not be called here."""
     prompts = read.prompts if read else []
     _check_gold(stage, index, prompts, report)
+    check_columns(stage, index, prompts, report)
+    check_models(stage, index, report)
     _check_length_limits(stage, index, report)
     with_gold = [prompt for prompt in prompts if gold_text(prompt.columns.get("answer")) is not None][:NUM_GOLD]
-    for number, name in enumerate(part_names(stage)):
-        function = _load(stage, index, number, sources, uncalled, report)
-        if function and with_gold and tokenizer:
+    for number, name in enumerate(part_names(stage.rewards)):
+        if isinstance(stage.rewards[number], UNCALLED):
+            continue
+        part = _load(stage, index, number, sources, uncalled, report)
+        if part is None:
+            continue
+        with closing(part):
+            [function] = part.functions
             function.name = name
-            completions = [_gold_completion(stage, number, prompt, tokenizer) for prompt in with_gold]
-            _call(stage, index, number, function, with_gold, completions, report)
+            if with_gold and tokenizer:
+                completions = [_gold_completion(stage, number, prompt, tokenizer) for prompt in with_gold]
+                _call(stage, index, number, function, with_gold, completions, report)
 
 
 def _check_gold(stage: RLStage, index: int, prompts: Sequence[Prompt], report: Report) -> None:
@@ -65,7 +89,8 @@ def _check_length_limits(stage: RLStage, index: int, report: Report) -> None:
 
 def _load(
     stage: RLStage, index: int, number: int, sources: Mapping[str, str], uncalled: Collection[str], report: Report
-) -> RewardFunction | None:
+) -> Composite | None:
+    """The part alone, judging in this process."""
     part = stage.rewards[number]
     field = f"stages.{index}.rewards.{number}.name"
     if isinstance(part, CustomReward) and part.name not in sources:
@@ -76,7 +101,8 @@ def _load(
             report.refuse(field, part.name, "no reward of this name has a source", remedy)
         return None
     try:
-        return build_rewards(stage.model_copy(update={"rewards": [part]}), sources)[0]
+        resources = RewardResources(sources, num_processes=0)
+        return build_rewards(stage.model_copy(update={"rewards": [part]}), resources)
     except RewardError as error:
         report.refuse(field, getattr(part, "name", part.kind), str(error), "correct the source")
         return None
@@ -108,7 +134,8 @@ def _judge_gold(
     part, field = stage.rewards[number], f"stages.{index}.rewards.{number}"
     if isinstance(part, AccuracyReward | GymReward):
         for result, prompt in zip(parts, prompts, strict=True):
-            if result.value is None or result.value < 1:
+            unreadable = result.value is None and isinstance(part, AccuracyReward)  # told with all rows of its kind
+            if not unreadable and (result.value is None or result.value < 1):
                 message = f"the gold answer of {prompt.id} gets {result.value}, not 1: {result.explanation}"
                 report.refuse(f"{field}.extract", part.extract, message, "use an extraction that fits the gold answers")
                 return
@@ -119,7 +146,7 @@ def _judge_gold(
 
 def _gold_completion(stage: RLStage, number: int, prompt: Prompt, tokenizer: LightTokenizer) -> Completion:
     """A completion that ought to be right, written as the part (or the stage's first such part) reads it."""
-    gold = str(prompt.columns["answer"]).strip()
+    gold = gold_text(prompt.columns["answer"])
     extracts = [part.extract for part in [stage.rewards[number], *stage.rewards] if hasattr(part, "extract")]
     extract = extracts[0] if extracts else "after_think"
     if stage.rewards[number].kind == "format":

@@ -1,34 +1,14 @@
 """What every metric of the journal means, and how it is shown. Torch-free.
 
-Names with a part in the middle (reward/part/<name>/mean) are resolved by `info`. Verdicts live in `verdicts`.
+Names with a part in the middle (reward/part/<name>/mean) are told by `families`. Verdicts live in `verdicts`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
-
+from grpo_engine.diagnostics.families import MetricInfo, of_family
 from grpo_engine.diagnostics.verdicts import Level, Verdict, judge, verdict
 
 __all__ = ["KEY_INDICATORS", "METRICS", "Level", "MetricInfo", "Verdict", "info", "judge", "verdict"]
-
-Format = Literal["percent", "digits", "si", "integer", "seconds", "bytes", "scientific"]
-"""percent: 0.42 -> 42 %; digits: three significant ones; si: 12.3 k; integer; seconds; bytes: GB; scientific: 1e-6."""
-Direction = Literal["good", "bad", "neutral"]
-
-
-@dataclass(frozen=True, slots=True)
-class MetricInfo:
-    """Example: METRICS["policy/entropy"].unit == "nats"."""
-
-    label: str
-    unit: str
-    description: str
-    group: str
-    """Metrics of a group share a row of charts."""
-    format: Format
-    higher_is: Direction
-
 
 METRICS: dict[str, MetricInfo] = {
     "reward/mean": MetricInfo("Mean reward", "", "Mean reward of the step's completions.", "reward", "digits", "good"),
@@ -40,6 +20,18 @@ METRICS: dict[str, MetricInfo] = {
     "reward/smoothed": MetricInfo(
         "Smoothed reward", "", "0.9 of its last value + 0.1 of the batch's mean reward; advantages use it.",
         "reward", "digits", "good"),
+    "reward/part_disagreement": MetricInfo(
+        "Parts that disagree", "", "Share of completion pairs that two reward parts order in opposite ways.",
+        "reward parts", "percent", "bad"),
+    "reward/late": MetricInfo(
+        "Judged too late", "completions", "Completions that a reward part did not judge within its time limit.",
+        "reward parts", "integer", "bad"),
+    "reward/pool_restarts": MetricInfo(
+        "Scoring processes replaced", "processes", "Processes of slow metrics that were late or broke down.",
+        "reward parts", "integer", "bad"),
+    "reward/sandbox_restarts": MetricInfo(
+        "Sandbox slots replaced", "slots", "Servers of the sandbox that had to be started anew.",
+        "reward parts", "integer", "bad"),
     "evaluation/accuracy_greedy": MetricInfo(
         "Accuracy, greedy", "", "Share of held-out prompts answered right by greedy decoding.",
         "evaluation", "percent", "good"),
@@ -238,48 +230,11 @@ KEY_INDICATORS: tuple[str, ...] = (
     "memory/rss_bytes",
 )
 
-_PART_MEAN = MetricInfo("", "", "Mean value of this reward part, before its weight.", "reward parts", "digits", "good")
-_PART_ABSTAINED = MetricInfo(
-    "", "", "Share of completions that this reward part did not judge.", "reward parts", "percent", "bad"
-)
-_ACCEPTED_AT = MetricInfo(
-    "", "", "Share of drafts of at least this length whose token in this place was accepted with all before it.",
-    "rollout", "percent", "good",
-)  # fmt: skip
-_DRAFTS_OF = MetricInfo("", "", "Share of decoding steps with drafts of this length.", "rollout", "percent", "neutral")
-_MTP_LOSS = MetricInfo(
-    "", "nats", "Cross entropy of the prediction head that guesses this many tokens beyond the next one.",
-    "mtp", "digits", "bad",
-)  # fmt: skip
-_MTP_ACCURACY = MetricInfo(
-    "", "", "Share of trained tokens that the prediction head's first guess met, this many beyond the next one.",
-    "mtp", "percent", "good",
-)  # fmt: skip
-_GRADIENT_OF_POSITIONS = MetricInfo(
-    "", "", "Squared gradient norm of the hidden states at these completion positions; fading ones learn little.",
-    "gradient by position", "scientific", "neutral",
-)  # fmt: skip
-
 
 def info(name: str) -> MetricInfo:
-    """The metric's entry; for reward/part/<part>/mean, …/abstained_share, gradient/position/<first>-<last>,
-    mtp/loss_<depth>, mtp/accuracy_<depth>, rollout/accepted_share_<place>, rollout/draft_length_share_<length> and
-    unknown names, one made for it."""
-    if name in METRICS:
-        return METRICS[name]
-    match name.split("/"):
-        case ["reward", "part", part, "mean"]:
-            return replace(_PART_MEAN, label=f"Part {part}")
-        case ["reward", "part", part, "abstained_share"]:
-            return replace(_PART_ABSTAINED, label=f"Part {part}, abstained")
-        case ["mtp", numbered] if numbered.startswith("loss_"):
-            return replace(_MTP_LOSS, label=f"Prediction head {numbered.rpartition('_')[2]}, loss")
-        case ["mtp", numbered] if numbered.startswith("accuracy_"):
-            return replace(_MTP_ACCURACY, label=f"Prediction head {numbered.rpartition('_')[2]}, accuracy")
-        case ["gradient", "position", span]:
-            return replace(_GRADIENT_OF_POSITIONS, label=f"Gradient, tokens {span.replace('-', '–')}")
-        case ["rollout", numbered] if numbered.startswith("accepted_share_"):
-            return replace(_ACCEPTED_AT, label=f"Accepted, token {numbered.rpartition('_')[2]}")
-        case ["rollout", numbered] if numbered.startswith("draft_length_share_"):
-            return replace(_DRAFTS_OF, label=f"Drafts of {numbered.rpartition('_')[2]}")
+    """The metric's entry; for a name that is in no family either, one made for it."""
+    return METRICS.get(name) or of_family(name) or _unknown(name)
+
+
+def _unknown(name: str) -> MetricInfo:
     return MetricInfo(name, "", "Not in the catalogue.", name.split("/")[0], "digits", "neutral")

@@ -17,12 +17,9 @@ from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.prompts import take_fitting
 from grpo_engine.pipeline.shares import contiguous_share
-from grpo_engine.protocols import Communicator, PromptSource, Sampler, Scorer, ValueScorer
-from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout, SampleRequest, TrainRow
+from grpo_engine.protocols import Communicator, PromptSource, Rewards, Sampler, Scorer, ValueScorer
+from grpo_engine.types import Group, Prompt, RewardFault, Rollout, SampleRequest, TrainRow
 
-Score = Callable[[Sequence[Prompt], Sequence[Completion]], list[list[RewardPart]]]
-"""Reward parts of each completion, in order."""
-Combine = Callable[[Sequence[RewardPart]], float | None]
 Assign = Callable[[list[Group], float | None], tuple[list[Group], float | None]]
 """Groups with their advantages, and why groups are dropped; the smoothed reward before and after the batch."""
 
@@ -41,14 +38,29 @@ class Batch:
     """Time spent by the slowest rank: rollout, reward, reference."""
     num_too_long: int = 0
     """Prompts left out because the model's context has no room for a completion of theirs."""
+    counts: dict[str, float] = field(default_factory=dict)
+    """What the rewards counted, all ranks together, by name in the metric catalogue."""
+    faults: list[RewardFault] = field(default_factory=list)
+    """What reward parts could not judge, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank gives to a batch."""
+
+    groups: list[Group] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    faults: list[RewardFault] = field(default_factory=list)
+    broken: str | None = None
+    """Numbers of the model that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class SynchronousPipeline:
     source: PromptSource
     sampler: Sampler
-    score: Score
-    combine: Combine
+    rewards: Rewards
     assign: Assign
     reference: Scorer | None
     """None: KL to the reference is neither used nor measured."""
@@ -60,40 +72,46 @@ class SynchronousPipeline:
     group_size: int
     stream: tuple[int, ...]
     """First integers of every request's random stream: (run seed, stage index)."""
+    count_behaviours: Callable[[str], dict[str, int]] = lambda text: {}
+    """How often a completion's text reflects, backtracks …, by name."""
 
     def next_batch(self, number: int, position: int, policy_version: int, smoothed: float | None = None) -> Batch:
         """Consumes prompts at `position`; waits for the other ranks; produces a scored batch. Collective."""
         prompts, end = take_fitting(self.source, position, self.prompts_per_step)
         places = contiguous_share(len(prompts), self.communicator.rank, self.communicator.world_size)
-        mine, seconds, broken = self._own_share(number, places, [prompts[place] for place in places])
-        gathered = self.communicator.gather((mine, seconds, broken))
-        if fault := next((fault for *_, fault in gathered if fault is not None), None):
+        mine = self._own_share(number, places, [prompts[place] for place in places])
+        shares = self.communicator.gather(mine)
+        if fault := next((share.broken for share in shares if share.broken is not None), None):
             raise NonFinite(fault)
-        groups, smoothed = self.assign([group for part, *_ in gathered for group in part], smoothed)
-        slowest = {name: max(times.get(name, 0.0) for _, times, _ in gathered) for name in seconds}
+        groups = self.rewards.combine([group for share in shares for group in share.groups])
+        groups, smoothed = self.assign(groups, smoothed)
+        slowest = {name: max(share.seconds.get(name, 0.0) for share in shares) for name in mine.seconds}
+        counts = _summed([share.counts for share in shares])
+        faults = [fault for share in shares for fault in share.faults]
         num_too_long = end - position - len(prompts)
-        return Batch(number, groups, end, policy_version, smoothed, slowest, num_too_long)
+        return Batch(number, groups, end, policy_version, smoothed, slowest, num_too_long, counts, faults)
 
-    def _own_share(
-        self, number: int, places: Sequence[int], prompts: Sequence[Prompt]
-    ) -> tuple[list[Group], dict[str, float], str | None]:
+    def _own_share(self, number: int, places: Sequence[int], prompts: Sequence[Prompt]) -> Share:
         """As `_sample_groups`; numbers that are not finite are told to all ranks, so that all of them raise."""
+        self.rewards.take_counts()  # what evaluation did is not the batch's
         try:
-            return *self._sample_groups(number, places, prompts), None
+            groups, seconds = self._sample_groups(number, places, prompts)
         except NonFinite as error:
-            return [], {}, str(error)
+            return Share(broken=str(error))
+        return Share(groups, seconds, self.rewards.take_counts(), self.rewards.take_faults())
 
     def _sample_groups(
         self, number: int, places: Sequence[int], prompts: Sequence[Prompt]
     ) -> tuple[list[Group], dict[str, float]]:
-        """This rank's groups, without advantages, and the time each module took."""
+        """This rank's groups, without rewards and advantages, and the time each module took."""
         if not prompts:  # more ranks than prompts
             return [], dict.fromkeys(("rollout", "reward", "reference"), 0.0)
         started = time.perf_counter()
         completions = self.sampler.sample(self._requests(number, places, prompts), self.sampling)
         sampled = time.perf_counter()
         repeated = [prompt for prompt in prompts for _ in range(self.group_size)]
-        parts = self.score(repeated, completions)
+        parts = self.rewards.score(repeated, completions)
+        behaviours = [self.count_behaviours(completion.text) for completion in completions]
         scored = time.perf_counter()
         rows = [
             TrainRow(p.token_ids, c.token_ids, kept_ids=c.kept_ids) for p, c in zip(repeated, completions, strict=True)
@@ -103,8 +121,10 @@ class SynchronousPipeline:
         values = self.critic.values(rows) if self.critic else unknown
         compared = time.perf_counter()
         rollouts = [
-            Rollout(completion, each, self.combine(each), ref_logprobs=reference, values=value)
-            for completion, each, reference, value in zip(completions, parts, references, values, strict=True)
+            Rollout(completion, each, None, ref_logprobs=reference, values=value, behaviours=counted)
+            for completion, each, reference, value, counted in zip(
+                completions, parts, references, values, behaviours, strict=True
+            )
         ]
         size = self.group_size
         groups = [
@@ -119,6 +139,11 @@ class SynchronousPipeline:
             for place, prompt in zip(places, prompts, strict=True)
             for index in range(self.group_size)
         ]
+
+
+def _summed(counts: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for counted in counts for name in counted)
+    return {name: sum(counted.get(name, 0.0) for counted in counts) for name in names}
 
 
 def train_rows(groups: Sequence[Group], *, mask_truncated: bool, old_from_sampler: bool = False) -> list[TrainRow]:

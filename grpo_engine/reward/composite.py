@@ -1,90 +1,164 @@
-"""The reward of a stage: its parts, built from the config, scored, and summed by weight."""
+"""The reward of a stage: its parts, built from the config, scored batch by batch, and made into one number."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 from grpo_engine.config import (
-    AccuracyReward,
+    BertScoreReward,
     CustomReward,
-    FormatReward,
     GymReward,
-    LengthReward,
+    JudgeReward,
     ReasoningGymData,
     RewardConfig,
+    RewardModelReward,
     RLStage,
+    part_names,
 )
 from grpo_engine.errors import RewardError
 from grpo_engine.protocols import RewardFunction
-from grpo_engine.reward.accuracy import Accuracy
+from grpo_engine.reward import combining
+from grpo_engine.reward.combining import Rule
 from grpo_engine.reward.custom import Custom
-from grpo_engine.reward.format import Format
 from grpo_engine.reward.gym import Gym
-from grpo_engine.reward.length import Length
-from grpo_engine.types import Completion, Prompt, RewardPart
+from grpo_engine.reward.metric import Closing, Counting, Failing, Informed, Metric
+from grpo_engine.reward.pool import Pooled
+from grpo_engine.reward.resources import RewardResources
+from grpo_engine.types import Completion, Group, Prompt, RewardFault, RewardPart
 
 
-def build_rewards(stage: RLStage, custom_sources: Mapping[str, str]) -> list[RewardFunction]:
-    """The stage's reward functions in config order. `custom_sources`: registered name -> source text.
+class Composite:
+    """All parts of a stage's reward. Owns their processes: close it on every path."""
 
-    A name that repeats (two accuracy parts with different extraction) becomes accuracy_2, so that parts stay apart.
-    Raises RewardError when a custom reward has no source or cannot be loaded.
-    """
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        rules: Sequence[Rule],
+        reward_clip: tuple[float, float] | None = None,
+        resources: RewardResources | None = None,
+    ) -> None:
+        """`rules[i]` belongs to `functions[i]`, which has its name."""
+        self.functions = list(functions)
+        self.reward_clip = reward_clip
+        self._gates = {rule.name: rule.gated_by for rule in rules}
+        self.rules = [
+            replace(rule, gated_by=None) if isinstance(function, Informed) else rule
+            for rule, function in zip(rules, functions, strict=True)
+        ]
+        self._shared = resources or RewardResources()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {function.name: function.version for function in self.functions}
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[list[RewardPart]]:
+        """The parts of each completion, in the config's order. `prompts[i]` is the prompt of `completions[i]`."""
+        columns: dict[str, list[RewardPart]] = {}
+        by_name = {function.name: function for function in self.functions}
+
+        def settle(name: str) -> list[RewardPart]:
+            if name not in columns:
+                function, gate = by_name[name], self._gates[name]
+                if gate is not None and isinstance(function, Informed):
+                    given = [part.value for part in settle(gate)]
+                    columns[name] = function.score_given(prompts, completions, given)
+                else:
+                    columns[name] = function.score(prompts, completions)
+            return columns[name]
+
+        scored = [settle(function.name) for function in self.functions]
+        return [list(parts) for parts in zip(*scored, strict=True)]
+
+    def combine(self, groups: Sequence[Group]) -> list[Group]:
+        return combining.combine(groups, self.rules, self.reward_clip)
+
+    def take_counts(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for teller in [*self.functions, self._shared]:
+            for name, count in teller.take_counts().items() if isinstance(teller, Counting) else ():
+                totals[name] = totals.get(name, 0.0) + count
+        return totals
+
+    def take_faults(self) -> list[RewardFault]:
+        return [
+            fault for function in self.functions if isinstance(function, Failing) for fault in function.take_faults()
+        ]
+
+    def close(self) -> None:
+        with ExitStack() as closing:
+            closing.callback(self._shared.close)
+            for function in self.functions:
+                if isinstance(function, Closing):
+                    closing.callback(function.close)
+
+
+# ---------------------------------------------------------------- from the config
+def build_rewards(stage: RLStage, resources: RewardResources) -> Composite:
+    """The stage's reward. A name that repeats (two accuracy parts with different extraction) becomes accuracy_2.
+
+    Raises RewardError when a custom reward has no source or cannot be loaded; nothing it started is left then."""
     functions: list[RewardFunction] = []
-    for part, name in zip(stage.rewards, part_names(stage), strict=True):
-        function = _build(part, stage, custom_sources)
-        function.name = name
-        functions.append(function)
-    return functions
+    try:
+        for part, name in zip(stage.rewards, part_names(stage.rewards), strict=True):
+            function = _build(part, stage, resources)
+            function.name = name
+            functions.append(function)
+        return Composite(functions, rules_of(stage), stage.reward_clip, resources)
+    except BaseException:
+        Composite(functions, rules_of(stage)[: len(functions)], None, resources).close()
+        raise
 
 
-def part_names(stage: RLStage) -> list[str]:
-    """Names of the stage's reward parts, each once: ["accuracy", "format", "accuracy_2"]."""
-    names: list[str] = []
-    for part in stage.rewards:
-        wanted = part.name if isinstance(part, CustomReward) else part.kind
-        name, number = wanted, 2
-        while name in names:
-            name, number = f"{wanted}_{number}", number + 1
-        names.append(name)
-    return names
-
-
-def _build(part: RewardConfig, stage: RLStage, custom_sources: Mapping[str, str]) -> RewardFunction:
+def _build(part: RewardConfig, stage: RLStage, resources: RewardResources) -> RewardFunction:
     match part:
-        case AccuracyReward():
-            return Accuracy(part.weight, part.extract)
-        case FormatReward():
-            return Format(part.weight)
-        case LengthReward():
-            return Length(part.weight, part.max_tokens, part.buffer_tokens)
         case GymReward():
             assert isinstance(stage.data, ReasoningGymData), "the config refuses a gym reward without gym data"
             return Gym(part.weight, part.extract, stage.data.task, stage.data.options)
         case CustomReward():
-            if part.name not in custom_sources:
+            if part.name not in resources.custom_sources:
                 raise RewardError(f"the custom reward {part.name!r} has no source; register it, or pass --reward")
-            return Custom(part.name, part.weight, custom_sources[part.name])
+            return Custom(part.name, part.weight, resources.custom_sources[part.name], part.time_limit_s)
+        case BertScoreReward() | RewardModelReward() | JudgeReward():
+            if resources.learned is None:
+                raise RewardError(f"the part {part.kind} needs a model, and none can be loaded here")
+            return resources.learned(part)
+    return _by_rules(part, resources)
 
 
-def score_all(
-    rewards: Sequence[RewardFunction], prompts: Sequence[Prompt], completions: Sequence[Completion]
-) -> list[list[RewardPart]]:
-    """The parts of each completion, in the order of `rewards`. `prompts[i]` is the prompt of `completions[i]`."""
-    columns = [reward.score(prompts, completions) for reward in rewards]
-    return [list(parts) for parts in zip(*columns, strict=True)]
+def _by_rules(part: RewardConfig, resources: RewardResources) -> RewardFunction:
+    """A rule-based metric: one module a kind, loaded when a config first asks for it, since each brings libraries."""
+    module: Any = import_module(f"grpo_engine.reward.{part.kind}")
+    if part.kind == "code_execution":
+        tested: RewardFunction = module.metric(part, resources.runner())
+        return tested
+    function: RewardFunction = module.metric(part)
+    pool = resources.pool()
+    if isinstance(function, Metric) and function.slow and pool is not None:
+        return Pooled(function, part, pool)
+    return function
 
 
-def combine(parts: Sequence[RewardPart]) -> float | None:
-    """Sum of weight x value over the parts that did not abstain; None when all did."""
-    judged = [part.weight * part.value for part in parts if part.value is not None]
-    return sum(judged) if judged else None
+# ---------------------------------------------------------------- how parts enter the reward
+def rules_of(stage: RLStage) -> list[Rule]:
+    return [_rule(part, name) for part, name in zip(stage.rewards, part_names(stage.rewards), strict=True)]
+
+
+def _rule(part: RewardConfig, name: str) -> Rule:
+    lowest, highest = _own_range(part)
+    return Rule(name, part.weight, part.clip, part.gated_by, part.gate_min, part.normalize, lowest, highest)
+
+
+def _own_range(part: RewardConfig) -> tuple[float, float]:
+    """Of the metric itself. What a user's function and a bare model score may give, nobody knows: what clip lets
+    through, else [0, 1] is taken."""
+    unknown = part.kind == "custom" or (isinstance(part, RewardModelReward) and part.squash == "none")
+    return part.clip if unknown and part.clip is not None else (0.0, 1.0)
 
 
 def reward_bounds(stage: RLStage) -> tuple[float, float]:
-    """Lowest and highest reward that the parts can give. A custom part is taken to lie in [0, 1]."""
-    lowest = highest = 0.0
-    for part in stage.rewards:
-        ends = [part.weight * end for end in ((-1.0, 0.0) if part.kind == "length" else (0.0, 1.0))]
-        lowest, highest = lowest + min(ends), highest + max(ends)
-    return lowest, highest
+    """Lowest and highest reward that the parts can give."""
+    return combining.bounds(rules_of(stage), stage.reward_clip)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from grpo_engine.protocols import Communicator, Sampler
+from grpo_engine.stages.agreement import uncertainty
 from grpo_engine.stages.reward_watch import BatchReward
 from grpo_engine.types import Group, Rollout
 
@@ -41,7 +42,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "reward/min": min(rewards),
             "reward/max": max(rewards),
         }
-    return values | _part_metrics(rollouts)
+    return values | _part_metrics(rollouts) | _behaviour_metrics(rollouts) | uncertainty(groups)
 
 
 def batch_reward(groups: Sequence[Group]) -> BatchReward | None:
@@ -63,6 +64,12 @@ def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         if known:
             values[f"reward/part/{name}/mean"] = _mean(known)
     return values
+
+
+def _behaviour_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean number of times a completion shows each behaviour."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.behaviours)
+    return {f"behaviour/{name}": _mean([rollout.behaviours.get(name, 0) for rollout in rollouts]) for name in names}
 
 
 def sampled_kl(groups: Sequence[Group]) -> float | None:

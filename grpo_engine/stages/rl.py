@@ -14,6 +14,7 @@ from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.synchronous import Batch
 from grpo_engine.rollout_files import write_batch
 from grpo_engine.stages.context import Outcome, StageContext, crossed, log
+from grpo_engine.stages.faults import tell_faults
 from grpo_engine.stages.measure import batch_metrics, resident_bytes, sampler_metrics
 from grpo_engine.stages.parts import RLParts
 from grpo_engine.stages.recovery import rescue
@@ -29,12 +30,12 @@ def run_rl(context: StageContext, stage: RLStage, parts: RLParts) -> Outcome:
         _evaluate(context, parts, step=0)
         if stage.guards.action == "rollback":
             context.checkpoint()  # what the first rollback may need
-    warned: set[str] = set()
+    told: set[tuple[str, str]] = set()
     while progress.step < stage.num_steps and not context.control.stop_requested:
         before = progress.step
         stops = False
         try:
-            stops = _turn(context, stage, parts, warned)
+            stops = _turn(context, stage, parts, told)
         except NonFinite as error:
             rescue(context, stage, parts, error)
         last = stops or progress.step >= stage.num_steps
@@ -49,8 +50,9 @@ def run_rl(context: StageContext, stage: RLStage, parts: RLParts) -> Outcome:
     return context.end(outcome, good=not parts.guards.alarmed)
 
 
-def _turn(context: StageContext, stage: RLStage, parts: RLParts, warned: set[str]) -> bool:
-    """One batch from prompts to verdicts; True when early stopping ends the stage."""
+def _turn(context: StageContext, stage: RLStage, parts: RLParts, told: set[tuple[str, str]]) -> bool:
+    """One batch from prompts to verdicts; True when early stopping ends the stage. `told`: faults of rewards that need
+    not be told again."""
     progress = context.progress
     started = time.perf_counter()
     parts.sampler.take_metrics()  # what evaluation and probe did is not the step's
@@ -58,8 +60,8 @@ def _turn(context: StageContext, stage: RLStage, parts: RLParts, warned: set[str
         progress.batch + 1, progress.prompt_position, progress.policy_version, progress.smoothed_reward
     )
     _write_rollouts(context, stage, batch)
-    _warn_of_abstention(context, batch, warned)
-    values = batch_metrics(batch.groups) | sampler_metrics(parts.sampler, context.communicator)
+    tell_faults(context, batch, told)
+    values = batch_metrics(batch.groups) | batch.counts | sampler_metrics(parts.sampler, context.communicator)
     if parts.lengths is not None:
         progress.lengths = parts.lengths.state()
     values |= train_on_batch(context, stage, parts, batch)
@@ -97,17 +99,6 @@ def _write_rollouts(context: StageContext, stage: RLStage, batch: Batch) -> None
         "rollouts", stage=context.key, batch=batch.number, path=relative, num_groups=len(batch.groups),
         num_completions=sum(len(group.rollouts) for group in batch.groups), policy_version=batch.policy_version,
     )  # fmt: skip
-
-
-def _warn_of_abstention(context: StageContext, batch: Batch, warned: set[str]) -> None:
-    """Tell once of a reward part that judged nothing of a whole batch: most often a user's function that raises."""
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    for parts in zip(*(rollout.parts for rollout in rollouts), strict=True):
-        name = parts[0].name
-        if name not in warned and all(part.value is None for part in parts):
-            warned.add(name)
-            message = f"reward part {name} judged none of {len(parts)} completions: {parts[0].explanation}"
-            context.warn(message)
 
 
 def _judge(context: StageContext, parts: RLParts, values: dict[str, float]) -> bool:

@@ -2,8 +2,9 @@
 
 What an advantage is computed from (`shaped_reward`; the reward itself is never overwritten):
 
-    shaped = reward + (smoothed - batch mean) - kl.weight x sum over tokens of k_t
+    shaped = base + (smoothed - batch mean) - kl.weight x sum over tokens of k_t
 
+- base is the reward, or, where a part is normalised, the `shaped_reward` that combining its parts gave;
 - the shift exists with advantage.smooth_rewards: smoothed = 0.9 old + 0.1 batch mean over the judged completions' raw
   rewards, the first one the batch mean itself. Group-relative advantages cancel any shift, so raw and smoothed rewards
   give the same gradient there; PPO's critic sees steadier returns;
@@ -38,7 +39,8 @@ KEPT_SHARE = 0.9
 
 def assign_advantages(groups: list[Group], stage: RLStage, smoothed: float | None) -> tuple[list[Group], float | None]:
     """New groups with advantage, shaped_reward, dropped and, in PPO, token_advantages and returns; and the smoothed
-    reward after this batch (as given when advantage.smooth_rewards is off or nothing was judged).
+    reward after this batch (as given when advantage.smooth_rewards is off or nothing was judged). A shaped_reward that
+    comes in is what the reward is with its parts normalised.
 
     Give it the whole batch, from all ranks: smoothing and whitening look across groups. Raises RewardError for a
     non-finite reward, NonFinite for a non-finite KL, ValueError when ref_logprobs or values are missing."""
@@ -53,7 +55,8 @@ def assign_advantages(groups: list[Group], stage: RLStage, smoothed: float | Non
     ]
     if isinstance(form, GAEAdvantage):
         flat = [penalty for each in penalties for penalty in each]
-        assigned = _assign_tokens(shaped, flat, shift, form, mask_truncated=stage.mask_truncated)
+        last = [_plus(_reward_used(rollout), shift) for group in groups for rollout in group.rollouts]
+        assigned = _assign_tokens(shaped, flat, last, form, mask_truncated=stage.mask_truncated)
     else:
         assigned = [_assign_group(group, form) for group in shaped]
     keep_constant = _trains_without_advantage(stage)
@@ -87,9 +90,14 @@ def _token_penalties(group: Group, rollout: Rollout, config: KLConfig) -> list[f
 
 
 def _shaped(rollout: Rollout, shift: float, penalties: list[float] | None) -> Rollout:
-    if rollout.reward is None or (shift == 0 and penalties is None):
-        return replace(rollout, shaped_reward=None)
-    return replace(rollout, shaped_reward=rollout.reward + shift - math.fsum(penalties or ()))
+    base = _reward_used(rollout)
+    if base is None or (shift == 0 and penalties is None):
+        return rollout
+    return replace(rollout, shaped_reward=base + shift - math.fsum(penalties or ()))
+
+
+def _plus(base: float | None, shift: float) -> float | None:
+    return None if base is None else base + shift
 
 
 def _reward_used(rollout: Rollout) -> float | None:
@@ -110,16 +118,16 @@ def _assign_group(group: Group, form: AdvantageConfig) -> Group:
 def _assign_tokens(
     groups: Sequence[Group],
     penalties: Sequence[list[float] | None],
-    shift: float,
+    last: Sequence[float | None],
     form: GAEAdvantage,
     *,
     mask_truncated: bool,
 ) -> list[Group]:
-    """`penalties` one a rollout, in order of groups."""
+    """`penalties`, and what is added at the `last` token, one a rollout, in order of groups."""
     for group in groups:
         scored_rewards([rollout.reward for rollout in group.rollouts])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    pairs = [_estimate(r, penalty, shift, form) for r, penalty in zip(rollouts, penalties, strict=True)]
+    pairs = [_estimate(*given, form) for given in zip(rollouts, penalties, last, strict=True)]
     advantages = [advantage for advantage, _ in pairs]
     if form.whiten:
         trained = [r.reward is not None and not (mask_truncated and _is_cut(r)) for r in rollouts]
@@ -133,16 +141,16 @@ def _assign_tokens(
 
 
 def _estimate(
-    rollout: Rollout, penalties: list[float] | None, shift: float, form: GAEAdvantage
+    rollout: Rollout, penalties: list[float] | None, last: float | None, form: GAEAdvantage
 ) -> tuple[list[float], list[float]]:
     """Advantages before whitening and returns, each [T]; zeros for a completion that was not judged."""
     length = len(rollout.completion.token_ids)
-    if rollout.reward is None or length == 0:
+    if last is None or length == 0:
         return [0.0] * length, [0.0] * length
     if rollout.values is None:
         raise ValueError("a rollout has no values; advantage gae needs a value model's scores")
     rewards = [-penalty for penalty in penalties] if penalties is not None else [0.0] * length
-    rewards[-1] += rollout.reward + shift
+    rewards[-1] += last
     return gae(rewards, rollout.values, [True] * length, form.gamma, form.gae_lambda)
 
 

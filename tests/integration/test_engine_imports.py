@@ -11,7 +11,7 @@ from grpo_engine.config import RunConfig
 
 TORCH_FREE = ("config", "events", "types", "errors", "rollout_files", "manifest", "launch", "control", "failures",
               "preflight", "config_errors", "diagnostics.catalogue", "diagnostics.early_stopping",
-              "diagnostics.detectors", "reward.composite")  # fmt: skip
+              "diagnostics.detectors", "reward.composite", "score")  # fmt: skip
 
 
 def run(code: str) -> None:

@@ -135,21 +135,14 @@ def reward(completions):
 """
 
 
-def fail_with(source: str, folder: Path) -> Any:
-    """The `failed` event of a two-rank run whose reward has this source."""
-    folder.mkdir(exist_ok=True)
-    (folder / "odd.py").write_text(source)
-    config = on_ranks(2, rl_stage(rewards=[{"kind": "custom", "name": "odd"}]))
-    assert run_engine(config, folder / "run", "--reward", f"odd={folder / 'odd.py'}") == 1
-    [failure] = named(folder / "run", "failed")
-    return failure
-
-
 def test_a_failing_rank_ends_the_run_with_its_reason_and_traceback(tmp_path: Path) -> None:
-    failure = fail_with(LOADS_ON_RANK_0, tmp_path)
+    (tmp_path / "odd.py").write_text(LOADS_ON_RANK_0)
+    config = on_ranks(2, rl_stage(rewards=[{"kind": "custom", "name": "odd"}]))
+    assert run_engine(config, tmp_path / "run", "--reward", f"odd={tmp_path / 'odd.py'}") == 1
+    [failure] = named(tmp_path / "run", "failed")
 
     assert failure.reason == "reward_error"
-    assert "rank 1: reward 'odd' fails when it is loaded: ValueError: only rank 0 may load this" in failure.message
+    assert "rank 1: reward 'odd': it fails when it is loaded: ValueError: only rank 0 may load this" in failure.message
     assert "RewardError" in failure.traceback
 
 
@@ -162,21 +155,37 @@ def test_a_config_that_both_ranks_refuse_is_told_once(tmp_path: Path) -> None:
     assert failure.message.startswith("model.path = ")
 
 
-FAILS_IN_A_STEP = """
-import os, sys
+BREAKS_A_STEP = """
+import importlib.util, os, sys
 
-def reward(completions):
-    if os.environ["RANK"] == "1":
-        sys.modules["grpo_engine.training.learner"].TorchLearner.step = break_down
-    return [float(len(text)) for text in completions]
+LEARNER = "grpo_engine.training.learner"
+
+class Breaking:
+    def find_spec(self, name, path=None, target=None):
+        if name != LEARNER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), setattr(module.TorchLearner, "step", break_down))
+        return spec
 
 def break_down(learner):
     raise ArithmeticError("rank 1 cannot add")
+
+if os.environ.get("RANK") == "1":
+    sys.meta_path.insert(0, Breaking())
 """
+"""A sitecustomize.py: Python imports it before anything else."""
 
 
-def test_a_rank_that_fails_while_the_other_waits_for_its_gradient_is_named(tmp_path: Path) -> None:
-    failure = fail_with(FAILS_IN_A_STEP, tmp_path)
+def test_a_rank_that_fails_while_the_other_waits_for_its_gradient_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BREAKS_A_STEP)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert run_engine(on_ranks(2, rl_stage()), tmp_path / "run") == 1
+    [failure] = named(tmp_path / "run", "failed")
 
     assert (failure.reason, failure.message) == ("engine_crash", "rank 1: rank 1 cannot add")
     assert 'raise ArithmeticError("rank 1 cannot add")' in failure.traceback

@@ -85,9 +85,10 @@ def test_a_reward_that_always_raises_is_told_once(tmp_path):
     source.write_text("def reward(completions):\n    return [1 / 0 for _ in completions]\n")
     config = tiny_config(rl_stage(rewards=[{"kind": "custom", "name": "broken"}], num_steps=2))
     assert run_engine(config, tmp_path / "run", "--reward", f"broken={source}") == 0
-    [warning] = named(tmp_path / "run", "warning")
-    assert "broken judged none of 16 completions" in warning.message
-    assert "ZeroDivisionError" in warning.message
+    [finding] = [each for each in named(tmp_path / "run", "finding") if each.detector == "reward_fault/broken"]
+    assert finding.title == "The reward part broken could not judge (ZeroDivisionError in line 2)."
+    assert "division by zero" in finding.evidence
+    assert named(tmp_path / "run", "warning") == []
     assert [event.dropped for event in named(tmp_path / "run", "trained")] == [{"all_abstained": 4}] * 2
 
 

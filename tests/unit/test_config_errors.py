@@ -59,7 +59,7 @@ def test_the_offending_value_is_shown(changes: dict[str, Any], value: str) -> No
         ({"stages.0.temperature": 4}, "did you mean sampling.temperature?"),
         ({"stages.0.learning_rate": 1}, "did you mean optimizer.learning_rate?"),
         ({"stages.0.rewards.0.kind": "formt"}, "did you mean format?"),
-        ({"stages.0.rewards.0.kind": "formt"}, "accuracy, format, length, gym, custom"),
+        ({"stages.0.rewards.0.kind": "formt"}, "use one of accuracy, format, length, code_execution"),
         ({"model": {}}, "folder, tiny_llama"),
         ({"stages.0.group_size": 1}, "the default is 16"),
         ({"nonsense": 1}, "allowed: adapter, deterministic, dtype"),

@@ -31,6 +31,8 @@ def test_twelve_key_indicators_are_in_the_catalogue() -> None:
 def test_names_of_reward_parts_are_resolved() -> None:
     assert info("reward/part/accuracy/mean").label == "Part accuracy"
     assert info("reward/part/my_reward/abstained_share").format == "percent"
+    assert info("reward/part/judge/spread").label == "Part judge, spread"
+    assert info("behaviour/language_switches").label == "Language switches"
     assert info("reward/mean") is METRICS["reward/mean"]
 
 

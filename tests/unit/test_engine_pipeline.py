@@ -5,9 +5,9 @@ import pytest
 from grpo_engine.communicator import SingleRank
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import NonFinite
-from grpo_engine.pipeline.synchronous import SynchronousPipeline, num_judged, train_rows
+from grpo_engine.pipeline.synchronous import Share, SynchronousPipeline, num_judged, train_rows
 from grpo_engine.stages.measure import batch_metrics, batch_reward, dropped_groups, sampler_metrics
-from grpo_engine.types import Completion, Prompt, RewardPart
+from grpo_engine.types import Completion, Prompt, RewardFault, RewardPart
 
 
 class Counting:
@@ -51,13 +51,34 @@ def _assigned(group, keep_constant):
     return replace(group, rollouts=rollouts, dropped=dropped)
 
 
-def build(reward, group_size=4, keep_constant=False, communicator=None, **changes):
-    def score(prompts, completions):
-        return [[RewardPart("r", reward(c), 1.0)] for c in completions]
+class OnePart:
+    """Rewards of one part of weight 1; every completion scored counts in `scored`."""
 
+    def __init__(self, reward):
+        self.reward, self.scored, self.faults = reward, 0, []
+
+    def score(self, prompts, completions):
+        self.scored += len(completions)
+        return [[RewardPart("r", self.reward(c), 1.0)] for c in completions]
+
+    def combine(self, groups):
+        return [
+            replace(group, rollouts=[replace(rollout, reward=rollout.parts[0].value) for rollout in group.rollouts])
+            for group in groups
+        ]
+
+    def take_counts(self):
+        scored, self.scored = self.scored, 0
+        return {"reward/late": float(scored)}
+
+    def take_faults(self):
+        return self.faults
+
+
+def build(reward, group_size=4, keep_constant=False, communicator=None, **changes):
     parts = {"reference": None, "critic": None, "sampling": SamplingConfig(), "prompts_per_step": 3, "stream": (7, 1)}
     return SynchronousPipeline(
-        Counting(), Echo(), score, lambda p: p[0].value,
+        Counting(), Echo(), OnePart(reward),
         lambda groups, smoothed: assign(groups, smoothed, keep_constant=keep_constant),
         communicator=communicator or SingleRank(), group_size=group_size, **(parts | changes),
     )  # fmt: skip
@@ -160,24 +181,24 @@ def test_what_a_batch_earned_has_the_error_of_its_groups_means():
 
 def test_two_ranks_make_the_batch_of_one():
     alone = build(lambda c: float(c.token_ids[1])).next_batch(12, 5, 3, smoothed=1.0)
-    second = OneOfTwo(1, other=([], dict.fromkeys(("rollout", "reward", "reference"), 9.0), None))
+    second = OneOfTwo(1, other=Share(seconds=dict.fromkeys(("rollout", "reward", "reference"), 9.0)))
     build(lambda c: float(c.token_ids[1]), communicator=second).next_batch(12, 5, 3)
     first = OneOfTwo(0, other=second.sent)
     both = build(lambda c: float(c.token_ids[1]), communicator=first).next_batch(12, 5, 3, smoothed=1.0)
-    assert len(second.sent[0]) == 1  # of three groups
+    assert len(second.sent.groups) == 1  # of three groups
     assert both.groups == alone.groups
     assert both.smoothed_reward == alone.smoothed_reward == 2.0
 
 
 def test_a_rank_without_prompts_takes_part_all_the_same():
-    idle = OneOfTwo(1, other=([], {}, None))
+    idle = OneOfTwo(1, other=Share())
     batch = build(lambda c: 1.0, communicator=idle, prompts_per_step=1).next_batch(1, 0, 0)
     assert batch.groups == []
-    assert idle.sent[0] == []
+    assert idle.sent.groups == []
 
 
 def test_numbers_that_are_not_finite_on_one_rank_end_the_batch_on_all():
-    healthy = OneOfTwo(0, other=([], dict.fromkeys(("rollout", "reward", "reference"), 0.0), "logits are NaN"))
+    healthy = OneOfTwo(0, other=Share(broken="logits are NaN"))
     with pytest.raises(NonFinite, match="logits are NaN"):
         build(lambda c: 1.0, communicator=healthy).next_batch(1, 0, 0)
 
@@ -204,3 +225,19 @@ def test_what_samplers_tell_is_summed_where_it_counts_and_averaged_elsewhere():
     assert sampler_metrics(Telling(), OneOfTwo(0, other)) == {
         "rollout/drafted_tokens": 40.0, "rollout/accepted_share": 0.7, "rollout/draft_gain": 1.5
     }  # fmt: skip
+
+
+def test_what_rewards_count_and_cannot_judge_is_told_of_all_ranks():
+    fault = RewardFault("r", "ValueError", "r failed: ValueError")
+    elsewhere = Share(counts={"reward/late": 1.0}, faults=[fault])
+    pipeline = build(lambda c: 1.0, communicator=OneOfTwo(0, other=elsewhere))
+    pipeline.rewards.scored = 100  # by an evaluation, which is not the batch's
+    batch = pipeline.next_batch(1, 0, 0)
+    assert batch.counts == {"reward/late": 2 * 4 + 1.0}  # two of three prompts here
+    assert batch.faults == [fault]
+
+
+def test_behaviours_are_counted_beside_the_reward():
+    batch = build(lambda c: 1.0, count_behaviours=lambda text: {"reflection": 2}).next_batch(1, 0, 0)
+    assert {rollout.behaviours["reflection"] for group in batch.groups for rollout in group.rollouts} == {2}
+    assert batch_metrics(batch.groups)["behaviour/reflection"] == 2.0

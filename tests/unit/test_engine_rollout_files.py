@@ -11,10 +11,11 @@ def make_group(index: int, rewards: list[float | None]) -> Group:
     rollouts = [
         Rollout(
             Completion([4, 2], f"text {number}", "stop", [-0.5, -0.25], [-0.5, -0.25], ["4", "<eos>"], None, 7),
-            [RewardPart("accuracy", reward, 1.0, "because", (0, 4), "accuracy@1")],
+            [RewardPart("accuracy", reward, 1.0, "because", (0, 4), "accuracy@1", counted=reward and 0.0)],
             reward,
             0.5,
             [-0.4, -0.2],
+            behaviours={"reflection": 2, "verification": 0},
         )
         for number, reward in enumerate(rewards)
     ]
@@ -42,6 +43,8 @@ def test_everything_about_a_completion_comes_back(tmp_path):
     assert row["advantage"] == 0.5
     assert row["token_texts"] == ["4", "<eos>"]
     assert row["parts"][0]["span_end"] == 4
+    assert (row["parts"][0]["value"], row["parts"][0]["counted"]) == (1.0, 0.0)
+    assert dict(row["behaviours"]) == {"reflection": 2, "verification": 0}
 
 
 def test_an_abstained_reward_is_null_not_zero(tmp_path):

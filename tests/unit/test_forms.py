@@ -98,6 +98,41 @@ def test_every_kind_of_a_choice_is_among_the_tested() -> None:
         assert tested == set(choice.choices)
 
 
+REWARDS: list[dict[str, Any]] = [
+    {"kind": "accuracy", "compare": "number", "tolerance": 0.01, "gated_by": "format", "clip": [0.0, 0.5]},
+    {"kind": "format", "structure": "think_answer", "allow_empty_thinking": False, "normalize": "batch"},
+    {"kind": "length", "shape": "cosine", "max_tokens": 40, "buffer_tokens": 10, "clip": [-1.5, 1.0]},
+    {"kind": "code_execution", "credit": "share"}, {"kind": "step_validity", "min_steps": 2},
+    {"kind": "logical_consistency"}, {"kind": "language_consistency", "language": "de"}, {"kind": "readability"},
+    {"kind": "information_density"}, {"kind": "repetition", "ngram": 3}, {"kind": "instruction_following"},
+    {"kind": "code_quality", "forbidden_calls": ["os.system", "eval"]}, {"kind": "code_quality"}, {"kind": "gym"},
+    {"kind": "bertscore", "model": "/m", "layer": None}, {"kind": "bertscore", "model": "/m", "layer": 4},
+    {"kind": "reward_model", "model": "/m", "squash": "none"}, {"kind": "custom", "name": "mine", "time_limit_s": 5.0},
+    {"kind": "judge", "base_url": "http://a/v1", "model": "m", "rubric": "Is it\nkind?", "max_cost": 2.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [REWARDS, REWARDS[::-1]], ids=["in order", "reversed"])
+def test_every_reward_survives_the_way_through_the_form(parts: list[dict[str, Any]]) -> None:
+    config = with_part("rewards", parts)
+    config["stages"][1]["reward_clip"] = [-1.0, 2.0]
+    data = FORM.parse(posted(FORM.build(config)))
+    assert RunConfig.model_validate(data).model_dump(mode="json") == config
+
+
+def test_every_kind_of_reward_is_among_the_tested() -> None:
+    kinds = find(FORM.build(with_part("rewards", REWARDS)), "stages.1.rewards").choices
+    assert {part["kind"] for part in REWARDS} == set(kinds)
+
+
+def test_the_ends_of_a_range_stand_in_one_field() -> None:
+    tree = FORM.build(with_part("rewards", REWARDS))
+    assert find(tree, "stages.1.rewards.2.clip").value == "-1.5, 1.0"
+    assert find(tree, "stages.1.reward_clip").value == ""
+    fields = posted(tree) | {"stages.1.reward_clip": "0, much"}
+    assert FORM.parse(fields)["stages"][1]["reward_clip"] == ["0", "much"]
+
+
 def test_another_loss_starts_from_its_own_bounds_and_keeps_what_means_the_same() -> None:
     before = posted(FORM.build(with_part("loss", {"kind": "clip", "clip_low": 0.1, "clip_high": 0.28})))
     shown = {"stages.1.loss.kind.shown": "clip", "stages.1.loss.kind": "gspo"}

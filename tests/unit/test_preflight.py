@@ -18,6 +18,7 @@ from grpo_engine.preflight import check
 from tests.invalid_configs import CASES, PREFLIGHT, Invalid, changed, write_files
 
 ROOT = Path(__file__).parents[2]
+JUDGE = {"kind": "judge", "base_url": "http://a/v1", "model": "m", "rubric": "r", "api_key_variable": "NO_SUCH_KEY"}
 CUSTOM = {"stages.0.rewards.0": {"kind": "custom", "name": "brevity"}}
 
 
@@ -95,6 +96,7 @@ def test_a_custom_reward_that_may_not_be_called_is_a_warning() -> None:
         ({"needs.device": "cuda"}, "needs.device"),
         ({"stages.0.advantage": {"kind": "rloo", "smooth_rewards": True}}, "stages.0.advantage.smooth_rewards"),
         ({"stages.0.kl.track": False}, "stages.0.guards.max_kl"),
+        ({"stages.0.rewards.0": JUDGE}, "stages.0.rewards.0.api_key_variable"),
         ({"stages.0.kl": {"place": "reward", "unbiased": True, "weight": 0.1}}, "stages.0.kl.unbiased"),
         ({"stages.0.loss": {"kind": "gspo", "normalizer": "tokens"}}, "stages.0.loss.normalizer"),
         ({"model.hidden_size": 4096, "model.num_layers": 64, "model.intermediate_size": 65536}, "model"),
@@ -104,6 +106,14 @@ def test_things_that_work_otherwise_than_meant_are_warnings(changes: dict[str, A
     found = report(changes)
     assert found.problems == []
     assert field in [warning.field for warning in found.warnings]
+
+
+def test_programs_without_confinement_are_warned_of(tmp_path: Path) -> None:
+    row = {"prompt": "1+1=", "answer": "2", "test_list": ["assert f() == 2"]}
+    code = {"stages.0.rewards.0": {"kind": "code_execution"}, "sandbox.tier": "unsafe"}
+    found = report(write_rows(tmp_path / "a.jsonl", row, row, row) | code)
+    assert found.problems == []
+    assert "can read what the worker can" in next(w.message for w in found.warnings if w.field == "sandbox.tier")
 
 
 def test_characters_the_tiny_tokenizer_lacks_are_a_warning(tmp_path: Path) -> None:

@@ -1,76 +1,85 @@
-"""Users' own reward functions."""
+"""Users' own reward functions: what they get and may return, and that their process harms nobody."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import pytest
 
 from grpo_engine.errors import RewardError
-from grpo_engine.reward.custom import Custom, load_function
-from grpo_engine.types import Completion, Prompt
+from grpo_engine.reward import custom_child
+from grpo_engine.reward.custom import Custom, arguments_of
+from grpo_engine.reward.custom_child import Unloadable, load_function
+from grpo_engine.types import Completion, Prompt, RewardPart
 
 
-def score(source: str, texts: list[str], columns: dict[str, Any] | None = None) -> list[tuple[float | None, str]]:
+def batch(texts: list[str], columns: dict[str, Any] | None = None) -> tuple[list[Prompt], list[Completion]]:
     prompts = [Prompt(str(i), i, f"Q{i}", [1], dict(columns or {"answer": str(i)})) for i in range(len(texts))]
-    completions = [Completion([i] * 3, text, "stop", [0.0] * 3, [0.0] * 3) for i, text in enumerate(texts)]
-    return [(part.value, part.explanation) for part in Custom("mine", 1.0, source).score(prompts, completions)]
+    return prompts, [Completion([i] * 3, text, "stop", [0.0] * 3, [0.0] * 3) for i, text in enumerate(texts)]
+
+
+def answer(source: str, texts: list[str]) -> dict[str, Any]:
+    """What the child says of a batch, computed here."""
+    function = load_function("mine", source)
+    arguments = arguments_of(*batch(texts), custom_child.wanted(function))
+    return custom_child.answer(function, "mine", {"arguments": arguments, "count": len(texts), "seed": 7})
+
+
+def values(source: str, texts: list[str]) -> list[float | None]:
+    return [value for value, *_ in answer(source, texts)["values"]]
 
 
 def test_trl_signature_gets_completions_and_columns() -> None:
     source = "def f(completions, answer, **kwargs):\n    return [float(c == a) for c, a in zip(completions, answer)]"
-    assert [value for value, _ in score(source, ["0", "x"])] == [1.0, 0.0]
+    assert values(source, ["0", "x"]) == [1.0, 0.0]
 
 
 def test_prompts_and_token_ids_are_passed() -> None:
     body = "return [len(p) + i[0] for p, i in zip(prompts, completion_ids)]"
-    source = f"def f(prompts, completion_ids, **columns):\n    {body}"
-    assert [value for value, _ in score(source, ["a", "b"])] == [2.0, 3.0]
+    assert values(f"def f(prompts, completion_ids, **columns):\n    {body}", ["a", "b"]) == [2.0, 3.0]
 
 
 def test_a_function_without_kwargs_gets_only_what_it_names() -> None:
-    assert score("def f(completions):\n    return [1] * len(completions)", ["a"])[0][0] == 1.0
-
-
-def test_none_and_nan_abstain() -> None:
-    values = score("def f(completions, **k):\n    return [None, float('nan'), 2]", ["a", "b", "c"])
-    assert [value for value, _ in values] == [None, None, 2.0]
+    assert values("def f(completions):\n    return [1] * len(completions)", ["a"]) == [1.0]
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
-    [("raise ValueError('bad day')", "bad day"), ("return [1]", "1 values for 2"), ("return 5", "TypeError"),
-     ("raise SystemExit(3)", "SystemExit"), ("return ['1', '0']", "text"), ("return [float('inf')] * 2", "infinite"),
-     ("return [[1], {}]", "number"), ("return None", "TypeError")],
+    ("returned", "kind"),
+    [("None", None), ("float('nan')", "NaN"), ("'1'", "str instead of a number"), ("float('inf')", "infinite number"),
+     ("[1]", "list instead of a number"), ("{}", "dict instead of a number")],
 )  # fmt: skip
-def test_broken_functions_abstain_with_the_error(body: str, word: str) -> None:
-    for value, explanation in score(f"def f(completions, **k):\n    {body}", ["a", "b"]):
-        assert value is None
-        assert word in explanation
+def test_a_value_that_is_no_number_abstains_and_all_but_none_is_a_fault(returned: str, kind: str | None) -> None:
+    said = answer(f"def f(completions, **k):\n    return [{returned}, 2]", ["a", "b"])["values"]
+    assert [(value, fault) for value, _, fault in said] == [(None, kind), (2.0, None)]
 
 
-def test_the_error_names_the_line_of_the_users_source() -> None:
-    [(_, explanation)] = score("import math\ndef f(completions, **k):\n    return [math.log(0)]", ["a"])
-    assert "(line 3)" in explanation
+@pytest.mark.parametrize(
+    ("body", "kind", "word"),
+    [("raise ValueError('bad day')", "ValueError in line 2", "bad day"),
+     ("return [1]", "wrong number of values", "1 values for 2"), ("return 5", "TypeError", "int"),
+     ("raise SystemExit(3)", "SystemExit in line 2", "SystemExit"), ("return None", "TypeError", "NoneType")],
+)  # fmt: skip
+def test_a_call_that_fails_says_how_and_in_which_line(body: str, kind: str, word: str) -> None:
+    said = answer(f"def f(completions, **k):\n    {body}", ["a", "b"])
+    assert said["kind"] == kind
+    assert word in said["error"]
 
 
-def test_user_code_cannot_change_the_record() -> None:
-    columns = {"meta": {"n": 1}}
-    source = "def f(completions, meta, **k):\n    meta[0]['n'] = 9\n    return [0]"
-    prompt = Prompt("p", 0, "Q", [1], columns)
-    Custom("mine", 1.0, source).score([prompt], [Completion([1], "a", "stop", [0.0], [0.0])])
-    assert columns == {"meta": {"n": 1}}
+def test_draws_depend_on_the_batch_alone() -> None:
+    source = "import random\ndef f(completions, **k):\n    return [random.random() for _ in completions]"
+    assert values(source, ["a", "b"]) == values(source, ["a", "b"])
 
 
 def test_the_function_named_reward_wins_over_others() -> None:
     source = "def helper(x):\n    return 5\ndef reward(completions, **k):\n    return [helper(c) for c in completions]"
-    assert score(source, ["a"])[0][0] == 5.0
+    assert values(source, ["a"]) == [5.0]
 
 
 def test_imported_and_private_functions_do_not_count() -> None:
     source = "from textwrap import dedent\ndef _h():\n    return 2\ndef f(completions, **k):\n    return [_h()]"
-    assert score(source, ["a"])[0][0] == 2.0
+    assert values(source, ["a"]) == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +88,49 @@ def test_imported_and_private_functions_do_not_count() -> None:
      ("def a(c): ...\ndef b(c): ...", "found: a, b"), ("import no_such_module", "no_such_module"),
      ("async def f(completions): ...", "async"), ("raise SystemExit", "SystemExit")],
 )  # fmt: skip
-def test_sources_that_cannot_be_loaded_are_reward_errors(source: str, word: str) -> None:
-    with pytest.raises(RewardError, match=word):
+def test_sources_that_cannot_be_loaded_say_why(source: str, word: str) -> None:
+    with pytest.raises(Unloadable, match=word):
         load_function("mine", source)
 
 
-def test_the_version_is_the_hash_of_the_source() -> None:
-    source = "def f(completions, **k):\n    return [0]"
-    assert Custom("mine", 1.0, source).version == f"mine@{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+# ---------------------------------------------------------------- the process
+def said(custom: Custom, texts: list[str]) -> list[RewardPart]:
+    return custom.score(*batch(texts))
+
+
+def test_a_process_that_is_late_or_ends_costs_its_batch_and_no_other() -> None:
+    moods = {"hang": "time.sleep(600)", "leave": "os._exit(3)", "crash": "os.kill(os.getpid(), 11)"}
+    lines = [f"    if completions[0] == {mood!r}: {action}" for mood, action in moods.items()]
+    source = "\n".join(["import os, time", "def f(completions):", *lines, "    return [0.5, 0.5]"])
+    custom = Custom("mine", 1.0, source, time_limit_s=60)
+    custom.time_limit_s = 0.3
+    started = time.monotonic()
+    [late, _] = said(custom, ["hang", "b"])
+    assert time.monotonic() - started < 30
+    assert (late.value, custom.take_counts()) == (None, {"reward/late": 2.0})
+    custom.time_limit_s = 60.0
+    assert [part.value for mood in ("a", "leave", "crash", "a") for part in said(custom, [mood, "b"])] == [
+        0.5, 0.5, None, None, None, None, 0.5, 0.5
+    ]  # fmt: skip
+    assert [fault.message for fault in custom.take_faults()] == [
+        "mine took longer than 0.3 s for 2 completions; its process was ended.",
+        "mine ended its process (exit status 3).",
+    ]
+    assert (custom.take_counts(), custom.take_faults()) == ({}, [])
+    custom.close()
+
+
+def test_user_code_prints_and_changes_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
+    columns = {"meta": {"n": 1}}
+    source = "print('loaded')\ndef f(completions, meta, **k):\n    meta[0]['n'] = 9\n    print('hi')\n    return [0]"
+    custom = Custom("mine", 1.0, source)
+    [part] = custom.score(*batch(["a"], columns))
+    custom.close()
+    assert (part.value, part.version) == (0.0, f"mine@{hashlib.sha256(source.encode()).hexdigest()[:8]}")
+    assert columns == {"meta": {"n": 1}}
+    assert capfd.readouterr().out == ""
+
+
+def test_a_source_that_cannot_be_loaded_is_a_reward_error_here() -> None:
+    with pytest.raises(RewardError, match="reward 'mine': line 1"):
+        Custom("mine", 1.0, "def f(:")

@@ -13,7 +13,7 @@ from app.rollouts.views import group_view, segments, token_views
 
 
 def part(name: str, value: float | None, weight: float, span: tuple[int, int] | None = None) -> PartDetail:
-    return PartDetail(name, value, weight, None if value is None else weight * value, "", span, "v")
+    return PartDetail(name, value, weight, value, None if value is None else weight * value, "", span, "v")
 
 
 def completion(index: int, reward: float | None, advantage: float, parts: list[PartDetail]) -> CompletionDetail:
@@ -52,6 +52,13 @@ def test_the_sum_and_the_advantage_are_written_out() -> None:
     assert first.advantage_text == "(1.094 − 0.594) / 0.707 = +0.71"
     assert second.advantage_bar.x + second.advantage_bar.width == 50
     assert view.best == 0
+
+
+def test_a_gated_part_shows_its_value_and_what_it_counts_as() -> None:
+    gated = replace(part("accuracy", 1.0, 2.0), counted=0.0, product=0.0)
+    [row] = group_view(group([completion(0, 0.0, 0.0, [gated])])).completions
+    assert row.parts[0].sum_text == "2.0 × 0.000 = 0.000 (its value 1.000 was gated or clipped)"
+    assert row.sum_text == "0.000"
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,24 @@ def test_smoothing_leaves_group_advantages_as_they_are(kind: str) -> None:
     assert column(smooth, "advantage") == pytest.approx(column(raw, "advantage"), abs=1e-9)
 
 
+# ---------------------------------------------------------------- parts that were normalised
+NORMALISED = group(
+    rollout(1.0, shaped_reward=-3.0, values=[0.0, 0.0]), rollout(0.0, shaped_reward=5.0, values=[0.0, 0.0])
+)
+
+
+def test_advantages_come_from_the_normalised_reward() -> None:
+    [group], smoothed = assign_advantages([NORMALISED], stage("dr_grpo", advantage={"smooth_rewards": True}), 1.5)
+    assert smoothed == pytest.approx(0.9 * 1.5 + 0.1 * 0.5)  # of the rewards themselves
+    assert column([group], "shaped_reward") == pytest.approx([-3 + 0.9, 5 + 0.9])
+    assert column([group], "advantage") == pytest.approx([-4.0, 4.0])
+
+
+def test_a_critic_sees_the_normalised_reward_too() -> None:
+    [group], _ = assign_advantages([NORMALISED], stage("gae", advantage={"whiten": False}), None)
+    assert [returns[-1] for returns in column([group], "returns")] == pytest.approx([-3.0, 5.0])
+
+
 # ---------------------------------------------------------------- what is dropped
 GRADIENT_ELSEWHERE: list[dict[str, Any]] = [
     {"kl": {"weight": 0.1}},
@@ -221,7 +239,7 @@ MUTATIONS = [
     ("_reward_used", "rollout.reward if rollout.shaped_reward is None else rollout.shaped_reward", "rollout.reward"),
     ("_estimate", "-penalty for", "penalty for"),
     ("_estimate", "rewards[-1] +=", "rewards[0] +="),
-    ("_estimate", "rollout.reward + shift", "rollout.reward"),
+    ("_plus", "base + shift", "base"),
     ("_with_tokens", "math.fsum(advantages)", "max(advantages)"),
     ("_assign_tokens", "not (mask_truncated and _is_cut(r))", "True"),
     ("_assign_tokens", "if form.whiten:", "if not form.whiten:"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 
-from grpo_engine.control import PARENT_PID, die_with_parent
+from grpo_engine.control import PARENT_PID
+from grpo_engine.lifeline import die_with_parent
 
 
 def main() -> None:

@@ -1,0 +1,41 @@
+"""A scoring process whose judge does what the completion says: `python -m tests.engines.pool_stub PARENT FD`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_engine.reward.metric import Judge, Judgement
+from grpo_engine.reward.pool_child import main
+from grpo_engine.types import Completion, Prompt
+
+
+def obey(prompt: Prompt, completion: Completion) -> Judgement:
+    order, _, argument = completion.text.partition(" ")
+    if order == "spin":
+        while True:
+            pass
+    if order == "sleep":
+        time.sleep(3600)
+    if order == "die":
+        os._exit(3)
+    if order == "die_once" and not Path(argument).exists():
+        Path(argument).touch()
+        os._exit(4)
+    if order == "raise":
+        raise ValueError(argument)
+    if order == "memory":
+        bytearray(1 << 40)
+    print("a judge that prints")
+    return Judgement(0.5, f"{completion.text} for {prompt.text}", (0, len(completion.text)))
+
+
+def build(config: dict[str, Any]) -> Judge:
+    return obey
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), build, libraries=())
