@@ -17,6 +17,8 @@ from grpo_engine.config import CustomReward, RLStage, RunConfig
 from grpo_engine.errors import Problem
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+RESERVED = ("playground",)
+"""Addresses of pages of their own below /rewards."""
 MAX_SOURCE_BYTES = 1 << 20
 
 
@@ -39,9 +41,13 @@ def register(session: Session, actor: User, name: str, source: str) -> RewardSou
 
 
 def _name_problems(name: str) -> list[Problem]:
-    if NAME.fullmatch(name):
+    if NAME.fullmatch(name) and name not in RESERVED:
         return []
-    return [Problem("name", name[:200], "is not a reward name", "use a-z, digits and _, starting with a letter")]
+    return [
+        Problem(
+            "name", name[:200], "is not a reward name", "use a-z, digits and _, starting with a letter; not playground"
+        )
+    ]
 
 
 def source_problems(name: str, source: str) -> list[Problem]:

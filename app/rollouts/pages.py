@@ -143,6 +143,7 @@ class GroupContext:
     previous_href: str
     next_href: str
     prompt_href: str
+    playground_href: str
     columns: list[tuple[str, str]]
     selected: int
     tokens: list[TokenView]
@@ -178,6 +179,7 @@ def group_page(
         previous_href=near[0],
         next_href=near[1],
         prompt_href=f"/runs/{run.number}/rollouts?{urlencode({'prompt_id': group.prompt_id})}",
+        playground_href=f"/rewards/playground?run={run.number}&place={place}",
         columns=[(name, str(value)) for name, value in group.columns.items() if name != "answer"],
         selected=selected,
         tokens=token_views(shown),

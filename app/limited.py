@@ -1,0 +1,58 @@
+"""Commands of the engine in a child process with a time limit: the web process never runs what a user wrote.
+
+The child lives in a session of its own, with an environment that holds none of Cohort's settings; past the limit its
+whole group is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+MAX_PRINTED_BYTES = 4 << 20
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "HF_HOME", "HF_HUB_CACHE", "LD_LIBRARY_PATH")
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_engine(arguments: Sequence[str], folder: Path, limit_s: float, given: str = "") -> tuple[int | None, str]:
+    """`python -m grpo_engine ARGUMENTS` with `given` as its standard input: exit status (None: out of time) and the end
+    of what it printed. `folder` is its home and holds its output; it must be the child's own."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    environment = {**kept, "HOME": str(folder), "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+    (folder / "in").write_text(given)
+    with open(folder / "in", "rb") as source, open(folder / "out", "w+b") as out, open(folder / "err", "w+b") as err:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "grpo_engine", *arguments],
+            cwd=_ROOT,
+            env=environment,
+            stdin=source,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _kill_group(child)
+        printed = _tail(out) or _tail(err)
+    return status, printed
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _tail(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MAX_PRINTED_BYTES))
+    return file.read().decode(errors="replace").strip()
