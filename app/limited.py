@@ -1,7 +1,7 @@
 """Commands of the engine in a child process with a time limit: the web process never runs what a user wrote.
 
-The child lives in a session of its own, with an environment that holds none of Cohort's settings; past the limit its
-whole group is killed.
+The child lives in a session of its own, with an environment that holds none of Cohort's settings; past the limit it is
+killed with all that it started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 MAX_PRINTED_BYTES = 4 << 20
+GONE_WITHIN_S = 5.0
+"""Killed processes are gone by then."""
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "HF_HOME", "HF_HUB_CACHE", "LD_LIBRARY_PATH")
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,15 +45,23 @@ def run_engine(arguments: Sequence[str], folder: Path, limit_s: float, given: st
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            _kill_group(child)
+            _kill_all(child)
         printed = _tail(out) or _tail(err)
     return status, printed
 
 
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
+def _kill_all(child: subprocess.Popen[bytes]) -> None:
+    """The child's group and, since users' rewards live in groups of their own, whatever else descends from it."""
+    descendants: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        descendants = psutil.Process(child.pid).children(recursive=True)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    for process in descendants:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     child.wait()
+    psutil.wait_procs(descendants, GONE_WITHIN_S)
 
 
 def _tail(file: IO[bytes]) -> str:

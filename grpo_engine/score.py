@@ -90,7 +90,7 @@ def _scored_groups(items: Sequence[ScoreItem], rewards: Composite) -> list[Group
     prompts = [Prompt(f"item/{i}", i, item.prompt, [], item.columns) for i, item in enumerate(items)]
     completions = [_completion(item) for item in items]
     parts = rewards.score(prompts, completions)
-    groups = []
+    groups: list[Group] = []
     for _, members in groupby(range(len(items)), key=lambda i: (items[i].prompt, items[i].columns)):
         indices = list(members)
         rollouts = [

@@ -70,7 +70,15 @@ def _parts(text: str, said: str, thinks: bool, right: bool, cut: bool, stage: RL
     for reward in stage.rewards:
         span = (start, len(text)) if reward.kind == "accuracy" else None
         version = f"{reward.kind}@3f9a12c4"
-        yield RewardPart(reward.kind, values[reward.kind], reward.weight, reasons[reward.kind], span, version)
+        yield RewardPart(
+            reward.kind,
+            values[reward.kind],
+            reward.weight,
+            reasons[reward.kind],
+            span,
+            version,
+            counted=values[reward.kind],
+        )
 
 
 def _ids(text: str) -> list[int]:

@@ -80,7 +80,7 @@ def show(
     completion: int = 0,
 ) -> Response:
     """Empty but for an example, or filled from a stored rollout: `run`, `place` (attempt-batch-group), `completion`."""
-    draft = Draft(**EXAMPLE)
+    draft = Draft(EXAMPLE["prompt"], EXAMPLE["completion"], EXAMPLE["gold"])
     if run and place:
         draft = _stored(session, store, get_run(session, run), place, completion)
     return page(request, TEMPLATE, PlaygroundContext(draft, list(CHOICES), None, [], ""))

@@ -146,7 +146,7 @@ def _judge_gold(
 
 def _gold_completion(stage: RLStage, number: int, prompt: Prompt, tokenizer: LightTokenizer) -> Completion:
     """A completion that ought to be right, written as the part (or the stage's first such part) reads it."""
-    gold = gold_text(prompt.columns["answer"])
+    gold = gold_text(prompt.columns["answer"]) or ""
     extracts = [part.extract for part in [stage.rewards[number], *stage.rewards] if hasattr(part, "extract")]
     extract = extracts[0] if extracts else "after_think"
     if stage.rewards[number].kind == "format":

@@ -26,7 +26,8 @@ _CONCLUDING = re.compile(
 _BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*[^*\n]{0,60}\s*$")
 _TAIL = 300
 _VALUE = re.compile(
-    r"(?:[*_`$\s({]|\\(?:boxed|text|mathrm|mathbf|textbf)\{|\\[(\[]|x\s?=|about |approximately |option |choice |the ){0,12}"
+    r"(?:[*_`$\s({]|\\(?:boxed|text|mathrm|mathbf|textbf)\{|\\[(\[]|x\s?="
+    r"|about |approximately |option |choice |the ){0,12}"
     r"(?P<value>[-−]?[$€£]?(?:\\?d?frac\{-?[0-9]{1,12}\}\{[0-9]{1,12}\}|\.?[0-9][0-9,.]*(?:/[0-9]+)?)|[A-J](?![\w']))"
     r"(?P<after>\s*\\?%)?"
 )

@@ -105,7 +105,7 @@ def rounds(exact: Fraction, shown: Fraction, decimals: int, about: bool) -> bool
     """
     distance = abs(exact - shown)
     if decimals >= _FLOAT_DIGITS:
-        return distance <= abs(exact) / 10**_FLOAT_DIGITS
+        return bool(distance <= abs(exact) / 10**_FLOAT_DIGITS)
     if decimals >= 2 or (decimals == 1 and about):
         return distance < Fraction(1, 10**decimals)
     if decimals == 1:

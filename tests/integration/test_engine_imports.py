@@ -43,7 +43,8 @@ def test_every_field_has_a_help_text():
     blocks = {"RunConfig": schema, **schema["$defs"]}
     structural = {"kind", "source", "data", "optimizer", "checkpoint", "sampling", "evaluation", "early_stopping",
                   "detectors", "model", "needs", "adapter", "advantage", "value", "loss", "kl", "entropy", "correction",
-                  "auxiliary", "memory", "guards", "rollout", "backend", "drafts", "probe", "mtp"}  # fmt: skip
+                  "auxiliary", "memory", "guards", "rollout", "backend", "drafts", "probe", "mtp",
+                  "sandbox"}  # fmt: skip
     silent = [
         f"{name}.{field}"
         for name, block in blocks.items()
