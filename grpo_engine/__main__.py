@@ -12,6 +12,7 @@ COMMANDS = {
     "preflight": ("grpo_engine.preflight", "check a config against its model folder, data and rewards"),
     "score": ("grpo_engine.score", "rewards of given completions: JSON on standard input, JSON out"),
     "replay": ("grpo_engine.replay", "score stored rollouts again by the rewards of another config"),
+    "preference-accuracy": ("grpo_engine.preference_accuracy", "how often a reward model prefers the better answer"),
     "merge-checkpoint": ("grpo_engine.merge", "make a model folder of a checkpoint with an adapter and its base"),
     "import-smollm2": ("grpo_engine.model.smollm2", "make a model folder of SmolLM2-135M-Instruct"),
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grpo_engine.attempt import Attempt
 from grpo_engine.config import RLStage, RunConfig, SFTStage
+from grpo_engine.config_gates import learned_names
 from grpo_engine.config_training import GAEAdvantage
 from grpo_engine.data.sources import WithinContext, data_version, open_source
 from grpo_engine.diagnostics.detectors import Detectors
@@ -103,10 +104,14 @@ def encode_demonstration(policy: Policy, prompt: Prompt) -> list[int]:
 
 
 # ---------------------------------------------------------------- sampling and judging
-def make_rewards(attempt: Attempt, stage: RLStage) -> Composite:
-    """The stage's reward on this rank; close it. Raises RewardError when a user's source cannot be loaded."""
+def make_rewards(attempt: Attempt, stage: RLStage, stage_index: int, device: torch.device) -> Composite:
+    """The stage's reward on this rank; close it. Raises RewardError when a source or a model cannot be loaded."""
     num_processes = max(1, len(os.sched_getaffinity(0)) // attempt.communicator.world_size)
     resources = RewardResources(attempt.custom_sources, attempt.config.sandbox, num_processes)
+    if learned_names(stage.rewards):
+        from grpo_engine.learned_rewards import for_attempt  # most stages ask no model and no judge
+
+        resources.learned = for_attempt(attempt, stage_index, device)
     rewards = build_rewards(stage, resources)
     attempt.reward_versions = rewards.versions
     return rewards

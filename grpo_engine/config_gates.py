@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from grpo_engine.config_rewards import RewardConfig
 
 
+LEARNED = ("bertscore", "reward_model", "judge")
+"""Kinds of reward parts that ask a model."""
+
+
 def part_names(parts: Sequence[RewardConfig]) -> list[str]:
     """Names of the parts, each once: ["accuracy", "format", "accuracy_2"]."""
     names: list[str] = []
@@ -19,6 +23,11 @@ def part_names(parts: Sequence[RewardConfig]) -> list[str]:
             name, number = f"{wanted}_{number}", number + 1
         names.append(name)
     return names
+
+
+def learned_names(parts: Sequence[RewardConfig]) -> list[str]:
+    """Names of the parts whose values a model gives."""
+    return [name for part, name in zip(parts, part_names(parts), strict=True) if part.kind in LEARNED]
 
 
 def check_gates(parts: Sequence[RewardConfig]) -> None:

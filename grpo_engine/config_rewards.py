@@ -225,6 +225,8 @@ class RewardModelReward(Part):
     """Folder that AutoModelForSequenceClassification loads; one label, or two of which the second is the better."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of the reward model."""
+    extract: Extract = "whole"
+    """Which text is judged, as the answer to the prompt."""
     squash: Literal["sigmoid", "none"] = "sigmoid"
     """sigmoid maps the score into [0, 1]; none keeps it as it is."""
     max_micro_batch_tokens: int = Field(8192, ge=16)
@@ -232,7 +234,7 @@ class RewardModelReward(Part):
 
 
 class JudgeReward(Part):
-    """A judge behind an OpenAI-compatible endpoint scores the completion against a rubric."""
+    """A judge behind an OpenAI-compatible endpoint scores the completion against a rubric; 10 is best."""
 
     kind: Literal["judge"] = "judge"
     base_url: str = Field(pattern=r"^https?://")
@@ -241,12 +243,14 @@ class JudgeReward(Part):
     """Model name that the endpoint knows."""
     rubric: str = Field(min_length=1, max_length=20_000)
     """What the judge is told to look for."""
+    extract: Extract = "whole"
+    """Which text is judged, as the answer to the prompt; none, or an empty one, gets 0 unasked."""
     api_key_variable: str | None = Field(None, pattern=r"^[A-Z][A-Z0-9_]*$")
     """Environment variable of the worker that holds the key; never the key itself."""
     max_concurrent: int = Field(8, ge=1, le=256)
     """Requests at a time."""
     time_limit_s: float = Field(60.0, gt=0, le=3600)
-    """Wall-clock seconds for one completion, retries included."""
+    """Wall-clock seconds for one completion, retries included; one try may take half of what is left."""
     max_requests: int | None = Field(None, ge=1)
     """Requests of a stage after which the judge abstains; None = no limit."""
     max_cost: float | None = Field(None, gt=0)
@@ -257,7 +261,6 @@ class JudgeReward(Part):
     """Price of a million completion tokens, for max_cost."""
 
 
-# ---------------------------------------------------------------- users' own
 class CustomReward(Part):
     """A user's own function f(completions, **columns) -> list of float or None, registered by name."""
 
@@ -277,7 +280,6 @@ RewardConfig = Annotated[
 ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- where programs run
 class SandboxConfig(Config):
     """Limits of programs that a model wrote."""
 

@@ -154,7 +154,7 @@ def _run_stage(attempt: Attempt, policy: Policy, progress: StageProgress, resume
         _restore_random(attempt, resumed)
         return run_sft(context, stage, source, learner, encode)
     context.promise(300, "loading the rewards")
-    with closing(make_rewards(attempt, stage)) as rewards:
+    with closing(make_rewards(attempt, stage, progress.stage_index, policy.device)) as rewards:
         return _run_rl(attempt, stage, policy, progress, resumed, learner, source, context, rewards)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         RewardPart,
         SampleRequest,
         StepResult,
+        TextScore,
+        TextVectors,
         TrainRow,
     )
 
@@ -96,6 +98,28 @@ class Scorer(Protocol):
 
     def score(self, rows: Sequence[TrainRow], temperature: float) -> list[list[float]]:
         """[T] float32 nats for each row's completion tokens, full distribution."""
+        ...
+
+
+class TextScorer(Protocol):
+    """Module 2, inference: one score for each answer, by a frozen reward model."""
+
+    version: str
+    """Hash of the model's files."""
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[TextScore]:
+        """Of (question, answer) pairs, in order; none depends on the others."""
+        ...
+
+
+class TextEncoder(Protocol):
+    """Module 2, inference: texts as vectors, by a frozen encoder."""
+
+    version: str
+    """Hash of the model's files."""
+
+    def embed(self, texts: Sequence[str]) -> list[TextVectors]:
+        """In order; none depends on the others."""
         ...
 
 

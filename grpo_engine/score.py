@@ -1,4 +1,6 @@
-"""`python -m grpo_engine score`: rewards of given completions, JSON in, JSON out. Torch-free.
+"""`python -m grpo_engine score`: rewards of given completions, JSON in, JSON out.
+
+Torch-free but for learned parts, which bring it.
 
 In: {"config": {"rewards": […], "reward_clip", "sandbox", "data"}, "sources": {name: source text}, "items": [{"prompt",
 "columns", "completion", "num_tokens", "finish_reason"}]}. Items of one prompt are a group. Out: {"items": [{"reward",
@@ -16,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
+from importlib import import_module
 from itertools import groupby
 from typing import Any
 
@@ -23,10 +26,11 @@ from pydantic import Field, ValidationError
 
 from grpo_engine.config import DataConfig, RewardConfig, RLStage, SandboxConfig
 from grpo_engine.config_base import Config
+from grpo_engine.config_gates import learned_names
 from grpo_engine.errors import InvalidConfig, Problem, RewardError
 from grpo_engine.reward.behaviours import count_behaviours
 from grpo_engine.reward.composite import Composite, build_rewards
-from grpo_engine.reward.resources import RewardResources
+from grpo_engine.reward.resources import Learned, RewardResources
 from grpo_engine.types import Completion, FinishReason, Group, Prompt, Rollout
 
 CHARACTERS_PER_TOKEN = 4
@@ -75,6 +79,8 @@ def score(request: ScoreRequest) -> dict[str, Any]:
     do not fit together. Call it in a process's main thread."""
     started = time.monotonic()
     resources = RewardResources(request.sources, request.config.sandbox, num_processes=1)
+    if learned_names(request.config.rewards):
+        resources.learned = _learned()
     with closing(build_rewards(request.config.stage(), resources)) as rewards:
         groups = rewards.combine(_scored_groups(request.items, rewards))
         counts, faults = rewards.take_counts(), rewards.take_faults()
@@ -84,6 +90,15 @@ def score(request: ScoreRequest) -> dict[str, Any]:
         "counts": counts,
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _learned() -> Learned:
+    """Named, not imported: only a request with learned parts pays for torch, or needs it to be installed."""
+    try:
+        rewards: Learned = import_module("grpo_engine.learned_rewards").LearnedRewards()
+    except ImportError as error:
+        raise RewardError(f"learned parts need the engine's packages, and {error.name} is not installed") from error
+    return rewards
 
 
 def _scored_groups(items: Sequence[ScoreItem], rewards: Composite) -> list[Group]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "aborted"]
 """stop: an end token was sampled; length: the token budget or the context ran out; aborted: the sampler gave up."""
@@ -77,6 +81,28 @@ class RewardFault:
     kind: str
     """Faults of one kind are told once, such as `ValueError in line 3`."""
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextVectors:
+    """A text as an encoder sees it."""
+
+    vectors: npt.NDArray[np.float32]
+    """[tokens, width] hidden states, special tokens left out."""
+    is_cut: bool
+    """The text was longer than the encoder reads, and its end was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """A reward model's opinion of one answer."""
+
+    score: float
+    """Unbounded, more is better; NaN or infinite when the model is broken."""
+    num_tokens: int
+    """Tokens that were read, prompt included."""
+    is_cut: bool
+    """The text was longer than the model reads, and its end was left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,6 @@ from grpo_engine.errors import Problem
 router = pages_router()
 TEMPLATE = "rewards/playground.html"
 DEFAULT_PARTS = ("accuracy", "format", "step_validity", "logical_consistency", "repetition")
-EXAMPLE = {
-    "prompt": "Natalia sold 48 clips in April and half as many in May. How many did she sell in all?\n<think>",
-    "completion": "In May she sold 48 / 2 = 24 clips.\nWait, let me check: 24 * 2 = 48.\nIn all, 48 + 24 = 72."
-    "</think>She sold \\boxed{72} clips.",
-    "gold": "72",
-}
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,14 @@ class Draft:
     """Parts as YAML; when there is any, the boxes do not count."""
     source: str = ""
     """Where the completion is from, in words."""
+
+
+EXAMPLE = Draft(
+    prompt="Natalia sold 48 clips in April and half as many in May. How many did she sell in all?\n<think>",
+    completion="In May she sold 48 / 2 = 24 clips.\nWait, let me check: 24 * 2 = 48.\nIn all, 48 + 24 = 72."
+    "</think>She sold \\boxed{72} clips.",
+    gold="72",
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def show(
     completion: int = 0,
 ) -> Response:
     """Empty but for an example, or filled from a stored rollout: `run`, `place` (attempt-batch-group), `completion`."""
-    draft = Draft(EXAMPLE["prompt"], EXAMPLE["completion"], EXAMPLE["gold"])
+    draft = EXAMPLE
     if run and place:
         draft = _stored(session, store, get_run(session, run), place, completion)
     return page(request, TEMPLATE, PlaygroundContext(draft, list(CHOICES), None, [], ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,6 +79,8 @@ def check_models(stage: RLStage, index: int, report: Report) -> None:
         field = f"stages.{index}.rewards.{number}"
         if isinstance(part, BertScoreReward | RewardModelReward):
             _check_folder(f"{field}.model", part.model, report)
+            if isinstance(part, RewardModelReward):
+                _check_head(f"{field}.model", part.model, report)
         elif isinstance(part, JudgeReward) and part.api_key_variable and part.api_key_variable not in os.environ:
             message = "this environment variable is not set here; the judge would be asked without a key"
             remedy = "set it where workers run, or leave it out for a judge that wants no key"
@@ -108,3 +111,15 @@ def _check_folder(field: str, model: str, report: Report) -> None:
         report.refuse(field, model, "the folder does not exist", "give the folder of a model")
     elif not (folder / "config.json").is_file():
         report.refuse(field, model, "the folder has no config.json", "give a folder that transformers can load")
+
+
+def _check_head(field: str, model: str, report: Report) -> None:
+    """A language model would load with a scoring head of random numbers."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        kinds = [str(kind) for kind in config.get("architectures") or []]
+    except (OSError, ValueError, AttributeError):
+        return  # a folder without a config is told already, and one that cannot be read fails when it is loaded
+    if kinds and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        message = f"the folder holds a {kinds[0]}, which has no head that scores"
+        report.refuse(field, model, message, "give a sequence-classification checkpoint")

@@ -26,6 +26,21 @@ METRICS: dict[str, MetricInfo] = {
     "reward/late": MetricInfo(
         "Judged too late", "completions", "Completions that a reward part did not judge within its time limit.",
         "reward parts", "integer", "bad"),
+    "reward/judge_requests": MetricInfo(
+        "Judge: requests", "requests", "Requests sent to judges in the step, further tries included.",
+        "reward parts", "integer", "neutral"),
+    "reward/judge_cached": MetricInfo(
+        "Judge: already answered", "completions", "Completions whose verdict was known from an equal one before.",
+        "reward parts", "integer", "neutral"),
+    "reward/judge_failed": MetricInfo(
+        "Judge: no verdict", "completions", "Completions that a judge gave no usable verdict on; they abstained.",
+        "reward parts", "integer", "bad"),
+    "reward/judge_cost": MetricInfo(
+        "Judge: cost", "", "What the step's requests cost, in the unit of the config's prices.",
+        "reward parts", "digits", "neutral"),
+    "reward/learned_spread": MetricInfo(
+        "Learned parts, spread", "", "Mean standard deviation between the learned parts' values of one completion.",
+        "reward parts", "digits", "bad"),
     "reward/pool_restarts": MetricInfo(
         "Scoring processes replaced", "processes", "Processes of slow metrics that were late or broke down.",
         "reward parts", "integer", "bad"),

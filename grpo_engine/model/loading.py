@@ -119,7 +119,7 @@ def _folder(config: FolderModel, device: torch.device) -> Policy:
     if tokenizer.pad_token_id is None:
         # Padding never reaches the loss (masks are built from lengths), so any id will do; none is added to the model.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
-    return _policy(_moved(model, device), tokenizer, _context_tokens(model, tokenizer), device)
+    return _policy(_moved(model, device), tokenizer, context_tokens(model, tokenizer), device)
 
 
 def _require_files(folder: Path) -> None:
@@ -194,7 +194,8 @@ def _make_saveable(model: PreTrainedModel, folder: Path) -> None:
             raise _unusable(folder, message, "correct it: no checkpoint could be saved with it") from error
 
 
-def _context_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> int:
+def context_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> int:
+    """Most tokens that model and tokenizer state to hold; UNLIMITED_TOKENS where neither states any."""
     text_config: Any = model.config.get_text_config()
     rope = getattr(text_config, "rope_parameters", None) or {}
     limits: Iterable[object] = (

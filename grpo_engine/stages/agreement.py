@@ -7,12 +7,16 @@ they know nothing of each other, near 1 when one punishes what another rewards.
 
 `reward/part/<name>/spread` is the part's standard deviation within groups, the root of the mean variance. Of a reward
 model or a judge it tells how much of the advantage is its opinion.
+
+`reward/learned_spread` is the mean, over completions, of the standard deviation between the values of the learned
+parts (bertscore, reward models, judges): an ensemble's uncertainty. It rises where a policy leaves what they were
+trained on. Values count as they are, so parts should share a range; a part that abstained is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +41,17 @@ def uncertainty(groups: Sequence[Group]) -> dict[str, float]:
     }
     against, common = np.sum([_pairs(table[:, :MAX_COMPLETIONS]) for table in tables], axis=0)
     return spreads | ({"reward/part_disagreement": float(against / common)} if common else {})
+
+
+def learned_spread(groups: Sequence[Group], names: Collection[str]) -> dict[str, float]:
+    """The metric over completions that at least two of the parts `names` judged; {} where there are none."""
+    judged = [
+        [part.value for part in rollout.parts if part.name in names and part.value is not None]
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    spreads = [float(np.std(values)) for values in judged if len(values) > 1]
+    return {"reward/learned_spread": math.fsum(spreads) / len(spreads)} if spreads else {}
 
 
 def _values(group: Group) -> Values:

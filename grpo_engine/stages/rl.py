@@ -10,9 +10,11 @@ import time
 from typing import Any
 
 from grpo_engine.config import RLStage
+from grpo_engine.config_gates import learned_names
 from grpo_engine.errors import NonFinite
 from grpo_engine.pipeline.synchronous import Batch
 from grpo_engine.rollout_files import write_batch
+from grpo_engine.stages.agreement import learned_spread
 from grpo_engine.stages.context import Outcome, StageContext, crossed, log
 from grpo_engine.stages.faults import tell_faults
 from grpo_engine.stages.measure import batch_metrics, resident_bytes, sampler_metrics
@@ -62,6 +64,7 @@ def _turn(context: StageContext, stage: RLStage, parts: RLParts, told: set[tuple
     _write_rollouts(context, stage, batch)
     tell_faults(context, batch, told)
     values = batch_metrics(batch.groups) | batch.counts | sampler_metrics(parts.sampler, context.communicator)
+    values |= learned_spread(batch.groups, learned_names(stage.rewards))
     if parts.lengths is not None:
         progress.lengths = parts.lengths.state()
     values |= train_on_batch(context, stage, parts, batch)
