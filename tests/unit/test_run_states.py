@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -15,13 +14,20 @@ from app.models import Attempt, Base, Run, Transition, utc_now
 from app.runs import states
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    db = Database(f"sqlite:///{tmp_path / 'states.db'}")
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    db = Database(f"sqlite:///{tmp_path_factory.mktemp('states') / 'states.db'}")
     Base.metadata.create_all(db.engine)
-    with db.write() as session:
-        yield session
+    yield db
     db.dispose()
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    """Empty tables: what a test wrote is taken back."""
+    with database.write() as session:
+        yield session
+        session.rollback()
 
 
 def make_run(session: Session, state: str, **fields: object) -> Run:
