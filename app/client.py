@@ -138,6 +138,21 @@ class CohortClient:
         """Register reward source code (needs the `code` permission); returns its hash."""
         return str(self._object("POST", "/rewards", json={"name": name, "source": source})["hash"])
 
+    def rewards(self) -> list[dict[str, Any]]:
+        """Every registered version of reward source code, newest first."""
+        return self._items("GET", "/rewards")
+
+    def reward(self, name: str, hash: str | None = None) -> dict[str, Any]:
+        return self._object("GET", f"/rewards/{name}" + (f"/{hash}" if hash else ""))
+
+    def start_replay(self, run: RunRef, config: Mapping[str, Any], stage: str | None = None) -> dict[str, Any]:
+        """Score a run's stored rollouts again by the rewards of `config` (a run's, or only `rewards`)."""
+        return self._object("POST", f"/runs/{run}/replays", json={"config": dict(config), "stage": stage})
+
+    def replay(self, run: RunRef, replay_id: str) -> dict[str, Any]:
+        """With its summary once the state is completed."""
+        return self._object("GET", f"/runs/{run}/replays/{replay_id}")
+
     def checkpoints(self, run: RunRef) -> Iterator[dict[str, Any]]:
         return self._pages("/checkpoints", {"run": str(run)})
 

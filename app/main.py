@@ -21,6 +21,8 @@ from app.errors import Forbidden, install_handlers, problem_response
 from app.findings.api import router as findings
 from app.metrics.api import router as metrics
 from app.rewards.api import router as rewards
+from app.rewards.replay_api import router as replays
+from app.rewards.replays import give_up_on_interrupted
 from app.rollouts.api import router as rollouts
 from app.runs.api import router as runs
 from app.runs.log_api import router as logs
@@ -31,7 +33,7 @@ from app.web import include_pages
 from app.workers.api import router as workers
 
 STATIC = Path(__file__).parent / "static"
-FEATURES = (runs, logs, configs, metrics, rollouts, checkpoints, findings, rewards, workers, users)
+FEATURES = (runs, logs, configs, metrics, rollouts, checkpoints, findings, rewards, replays, workers, users)
 CSP = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'self'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -75,6 +77,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     check_bind(app.state.settings, app.state.database)
+    give_up_on_interrupted(app.state.database)
     yield
     app.state.database.dispose()
 

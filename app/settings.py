@@ -59,6 +59,8 @@ class Settings(BaseSettings):
     """Seconds between rounds of the shipper."""
     preflight_limit_s: float = Field(60, gt=0)
     """Wall-clock limit of a config check."""
+    replay_limit_s: float = Field(600, gt=0)
+    """Wall-clock limit of a replay of stored rollouts by other rewards."""
 
     @model_validator(mode="after")
     def _deadline_before_loss(self) -> Self:

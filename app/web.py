@@ -206,7 +206,7 @@ def include_pages(app: FastAPI) -> None:
     from app.checkpoints import pages as checkpoints
     from app.configs import pages as configs
     from app.rewards import pages as rewards
-    from app.rewards import playground_pages
+    from app.rewards import playground_pages, replay_pages
     from app.rollouts import pages as rollouts
     from app.rollouts import search_pages
     from app.runs import about_pages, list_pages, new_pages, steer_pages
@@ -217,7 +217,7 @@ def include_pages(app: FastAPI) -> None:
     app.state.error_page = error_page
     features = (
         new_pages, live, list_pages, runs, about_pages, steer_pages, rollouts, search_pages, checkpoints, configs,
-        playground_pages, rewards, workers, users,
+        playground_pages, replay_pages, rewards, workers, users,
     )  # fmt: skip
     for feature in features:
         app.include_router(feature.router)

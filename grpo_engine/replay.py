@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ def _stage(config: RunConfig, key: str | None) -> RLStage:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The summary; written beside the Parquet file too. Raises InvalidConfig, RewardError or OSError."""
     started = time.monotonic()
+    signal.alarm(arguments.limit_s or 0)
     sources = dict(_source(pair) for pair in arguments.reward)
     key, paths = rollout_files(arguments.rollouts, arguments.stage, arguments.max_batches)
     stage, sandbox = reward_stage(arguments.config.read_text(encoding="utf-8"), str(arguments.config), key)
@@ -85,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", help="stage whose rollouts are meant, such as 1-rl; the only one by default")
     parser.add_argument("--reward", action="append", default=[], metavar="NAME=FILE", help="source of a custom reward")
     parser.add_argument("--max-batches", type=_positive, help="score at most so many batches, evenly spread")
+    parser.add_argument("--limit-s", type=_positive, help="end the process after so many seconds")
     parser.add_argument("--processes", type=_positive, help="scoring processes; one a core by default")
 
 

@@ -9,12 +9,14 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_engine.types import Group, RewardPart, Rollout
+
+T = TypeVar("T")
 
 PART = pa.struct(
     [
@@ -136,3 +138,13 @@ def part_row(part: RewardPart) -> dict[str, Any]:
         "version": part.version,
         "counted": part.counted,
     }
+
+
+def spread(items: Sequence[T], count: int | None) -> list[T]:
+    """At most `count` of them, evenly spread. Example: spread([1, 2, 3, 4, 5], 3) == [1, 3, 5]; one of several is the
+    last."""
+    if count is None or len(items) <= count:
+        return list(items)
+    if count == 1:
+        return [items[-1]]
+    return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from app.configs.service import save_config
 from app.db import Database
-from app.models import Base, Checkpoint, User, Worker
+from app.models import Base, Checkpoint, Replay, Run, User, Worker
 from app.rewards.service import register
 from app.security import SAFE_METHODS
 from app.users.service import create_token, ensure_first_user
@@ -76,12 +76,17 @@ def _values(database: Database) -> dict[str, str]:
         checkpoint = session.scalars(select(Checkpoint.id).order_by(Checkpoint.saved_at)).first()
         save_config(session, user, "kept", seed.config().model_dump(mode="json"))
         reward = register(session, user, "exact", "def reward(completions, **columns):\n    return [0.0]\n")
+        run = session.scalars(select(Run).where(Run.number == 1)).one()
+        replay = Replay(run_id=run.id, stage="1-rl", config={"rewards": []}, state="failed")
+        session.add(replay)
+        session.flush()
         token, _ = create_token(session, user, "walk")
         worker = session.scalars(select(Worker.id)).one()
         user_id = session.scalars(select(User.id).where(User.name == user.name)).one()
         ids: dict[str, Any] = {
             "checkpoint_id": checkpoint,
             "token_id": token.id,
+            "replay_id": replay.id,
             "worker_id": worker,
             "user_id": user_id,
         }

@@ -36,6 +36,7 @@ def _group(step: int, index: int, stage: RLStage, salt: int) -> Group:
             d.reward,
             0.0 if flat or d.reward is None else (d.reward - mean) / std,
             d.ref_logprobs,
+            behaviours=d.behaviours,
         )
         for d in drafts
     ]
@@ -56,7 +57,8 @@ def _rollout(answer: int, step: int, seed: int, stage: RLStage) -> Rollout:
     )  # fmt: skip
     parts = list(_parts(text, said, thinks, right, cut, stage))
     reward = sum(part.weight * part.value for part in parts if part.value is not None)
-    return Rollout(completion, parts, reward, ref_logprobs=[-value * 1.01 for value in noise])
+    shown = {"reflection": seed % 3 if thinks else 0, "backtracking": int(seed % 7 == 0)}
+    return Rollout(completion, parts, reward, ref_logprobs=[-value * 1.01 for value in noise], behaviours=shown)
 
 
 def _parts(text: str, said: str, thinks: bool, right: bool, cut: bool, stage: RLStage) -> Iterator[RewardPart]:
@@ -70,15 +72,8 @@ def _parts(text: str, said: str, thinks: bool, right: bool, cut: bool, stage: RL
     for reward in stage.rewards:
         span = (start, len(text)) if reward.kind == "accuracy" else None
         version = f"{reward.kind}@3f9a12c4"
-        yield RewardPart(
-            reward.kind,
-            values[reward.kind],
-            reward.weight,
-            reasons[reward.kind],
-            span,
-            version,
-            counted=values[reward.kind],
-        )
+        value = values[reward.kind]
+        yield RewardPart(reward.kind, value, reward.weight, reasons[reward.kind], span, version, counted=value)
 
 
 def _ids(text: str) -> list[int]:

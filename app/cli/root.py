@@ -1,4 +1,4 @@
-"""All commands: up, demo, login, worker, migrate, import-trl; groups run, checkpoint, config, model, token, user."""
+"""All commands: up, demo, login, worker, migrate, import-trl; groups run, checkpoint, config, model, rewards …"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from app.cli.checkpoints import checkpoint_cli
 from app.cli.configs import named_file
 from app.cli.local import local_session
 from app.cli.people import token_cli, user_cli
+from app.cli.rewards import rewards_cli
 from app.cli.runs import run_cli
 from app.cli.trl import import_trl_config
 from app.launcher import House, address_of
@@ -36,6 +37,7 @@ cli.add_typer(run_cli, name="run")
 cli.add_typer(checkpoint_cli, name="checkpoint")
 cli.add_typer(config_cli, name="config")
 cli.add_typer(model_cli, name="model")
+cli.add_typer(rewards_cli, name="rewards")
 cli.add_typer(token_cli, name="token")
 cli.add_typer(user_cli, name="user")
 cli.command("import-trl")(import_trl_config)

@@ -23,16 +23,17 @@ SFT_INDICATORS = (
     "memory/rss_bytes",
 )  # fmt: skip
 _GROUPS = [
-    "reward", "reward parts", "evaluation", "completion", "groups", "policy", "value", "supervised", "sampler",
-    "rollout", "mtp", "optimizer", "gradient by position", "speed", "memory",
+    "reward", "reward parts", "evaluation", "behaviour", "completion", "groups", "policy", "value", "supervised",
+    "sampler", "rollout", "mtp", "optimizer", "gradient by position", "speed", "memory",
 ]  # fmt: skip
 FAMILIES = {
     "rollout/draft_length_share_": ("Draft lengths", "{} drafted"),
     "rollout/accepted_share_": ("Drafts accepted up to a token", "token {}"),
     "mtp/loss_": ("MTP heads, loss", "head {}"),
     "mtp/accuracy_": ("MTP heads, accuracy", "head {}"),
+    "behaviour/": ("Behaviours", "{}"),
 }
-"""Beginning of the names that differ by a number -> their one chart's label, and a line's."""
+"""Beginning of the names that differ by a number, or by a behaviour -> their one chart's label, and a line's."""
 VERDICT_WORDS = {"good": "good", "warning": "warning", "bad": "bad", "none": "no verdict"}
 NAMES_OF_KINDS = {"nan": math.nan, "+inf": math.inf, "-inf": -math.inf}
 Values = Mapping[str, Sequence[float]]
@@ -183,6 +184,8 @@ def _by_family(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 def family_of(name: str) -> str:
     """Example: family_of("mtp/loss_2") == "mtp/loss_"; empty when its name ends in no number or has no family."""
+    if name.startswith("behaviour/"):
+        return "behaviour/"
     start = name.rstrip("0123456789")
     return start if start != name and start in FAMILIES else ""
 
@@ -227,7 +230,7 @@ def _short(name: str) -> str:
     """Example: "reward/part/accuracy/mean" -> "accuracy"."""
     parts = name.split("/")
     if family := family_of(name):
-        return FAMILIES[family][1].format(name.removeprefix(family))
+        return FAMILIES[family][1].format(name.removeprefix(family).replace("_", " "))
     return parts[2] if name.startswith("reward/part/") else info(name).label.removeprefix("Accuracy, ").lower()
 
 

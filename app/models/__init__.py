@@ -1,7 +1,7 @@
 """All tables, imported here so that migrations see them."""
 
 from app.models.base import Base, utc_now
-from app.models.configs import NamedConfig, RewardSource
+from app.models.configs import NamedConfig, Replay, RewardSource
 from app.models.people import PERMISSIONS, ApiToken, IdempotencyKey, LoginLink, User
 from app.models.records import (
     Checkpoint,
@@ -29,6 +29,7 @@ __all__ = [
     "LoginLink",
     "NamedConfig",
     "Point",
+    "Replay",
     "RewardSource",
     "RolloutBatch",
     "Run",

@@ -1,8 +1,9 @@
-"""Named, versioned configs and registered reward sources."""
+"""Named, versioned configs, registered reward sources, and replays by other rewards."""
 
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ForeignKey, String, Text, UniqueConstraint
@@ -36,3 +37,22 @@ class RewardSource(WithId, WithCreation, Base):
     hash: Mapped[str] = mapped_column(String(64))
     source: Mapped[str] = mapped_column(Text)
     owner_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("users.id"))
+
+
+class Replay(WithId, WithCreation, Base):
+    """A run's stored rollouts scored again by other rewards. The rollouts stay as they are."""
+
+    __tablename__ = "replays"
+
+    run_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("runs.id"), index=True)
+    owner_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("users.id"))
+    stage: Mapped[str] = mapped_column(String(40))
+    config: Mapped[dict[str, Any]]
+    """rewards, reward_clip and, for gym, data."""
+    state: Mapped[str] = mapped_column(String(16), default="queued")
+    """queued, running, completed, failed."""
+    message: Mapped[str] = mapped_column(Text, default="")
+    """Why it failed, for a person."""
+    summary: Mapped[dict[str, Any] | None]
+    """What `python -m grpo_engine replay` prints; its examples say `attempt` as well."""
+    ended_at: Mapped[datetime | None]

@@ -60,14 +60,19 @@ def read_rewards(text: str) -> dict[str, Any]:
         data = read_yaml(text, "the YAML")
     except InvalidConfig as error:
         raise Invalid.of(error.problems) from error
+    return rewards_of(data)
+
+
+def rewards_of(data: Any) -> dict[str, Any]:
+    """As `read_rewards`, of the YAML's value."""
     if isinstance(data, list):
         data = {"rewards": data}
     if not isinstance(data, Mapping) or not isinstance(data.get("rewards"), list):
-        raise Invalid.of([Problem("rewards", "", "the YAML names no parts", "write rewards: and a list of parts")])
+        raise Invalid.of([Problem("rewards", "", "no parts are named", "write rewards: and a list of parts")])
     unknown = [key for key in data if key not in FIELDS]
     if unknown:
         remedy = f"keep only {', '.join(FIELDS)}"
-        raise Invalid.of([Problem(str(key), "", "has no meaning in the playground", remedy) for key in unknown])
+        raise Invalid.of([Problem(str(key), "", "has no meaning here", remedy) for key in unknown])
     return dict(data)
 
 
@@ -91,7 +96,9 @@ def check_parts(session: Session, user: User, config: Mapping[str, Any]) -> dict
         kind, name = (part.get("kind"), str(part.get("name", ""))) if isinstance(part, Mapping) else (None, "")
         field = f"rewards.{index}"
         if kind in LEARNED:
-            problems.append(Problem(field, str(kind), "needs a model, and the playground has none", "leave it out"))
+            problems.append(
+                Problem(field, str(kind), "needs a model, and the web application has none", "leave it out")
+            )
         if kind == "custom":
             if not allowed(user, "code"):
                 raise Forbidden("Trying a reward of one's own executes its code here; that needs the permission code.")

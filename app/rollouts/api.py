@@ -98,6 +98,7 @@ def search(
     min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
     max_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
     zero_part: Annotated[str | None, Query(description="Reward part whose value is 0")] = None,
+    behaviour: Annotated[str | None, Query(description="Shown at least once, such as reflection")] = None,
     truncated: bool | None = None,
     prompt_id: Annotated[str | None, Query(description="One prompt through training")] = None,
     stage: str | None = None,
@@ -106,5 +107,7 @@ def search(
     cursor: str | None = None,
 ) -> SearchPage:
     """Search every completion of the run. A page may be short and still have a `next_cursor`."""
-    filters = SearchFilters(text, where, min_reward, max_reward, zero_part, truncated, prompt_id, stage, attempt)
+    filters = SearchFilters(
+        text, where, min_reward, max_reward, zero_part, behaviour, truncated, prompt_id, stage, attempt
+    )
     return search_rollouts(session, store, get_run(session, run), filters, limit=limit, cursor=cursor)

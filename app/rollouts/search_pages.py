@@ -21,6 +21,7 @@ from app.runs.side import group_url
 from app.security import Reader, allowed
 from app.sessions import AppStore, ReadSession
 from app.web import page, pages_router
+from grpo_engine.reward.behaviours import BEHAVIOURS
 
 router = pages_router()
 STEPS_A_PAGE = 60
@@ -33,6 +34,7 @@ class RolloutQuery:
     min_reward: str
     max_reward: str
     zero_part: str
+    behaviour: str
     truncated: bool
     prompt_id: str
 
@@ -65,6 +67,7 @@ class RolloutsContext:
     query: RolloutQuery
     searching: bool
     part_names: list[str]
+    behaviours: tuple[str, ...]
     problem: str
     hits: list[HitRow]
     num_missing: int
@@ -83,14 +86,15 @@ def rollouts(
     min_reward: str = "",
     max_reward: str = "",
     zero_part: str = "",
+    behaviour: str = "",
     truncated: bool = False,
     prompt_id: str = "",
     cursor: str | None = None,
     before: str = "",
 ) -> Response:
     run = get_run(session, number)
-    query = RolloutQuery(text, min_reward, max_reward, zero_part, truncated, prompt_id.strip())
-    searching = query != RolloutQuery("", "", "", "", False, "")
+    query = RolloutQuery(text, min_reward, max_reward, zero_part, behaviour, truncated, prompt_id.strip())
+    searching = query != RolloutQuery("", "", "", "", "", False, "")
     frame = build_frame(session, store, run, tab="rollouts", can_run=allowed(user, "run"))
     problem, missing, next_href = "", 0, ""
     hits: list[HitRow] = []
@@ -104,7 +108,7 @@ def rollouts(
     else:
         steps, next_href = _steps(session, run, before)
     names = part_names(session, run)
-    context = RolloutsContext(frame, query, searching, names, problem, hits, missing, steps, next_href)
+    context = RolloutsContext(frame, query, searching, names, BEHAVIOURS, problem, hits, missing, steps, next_href)
     return page(request, "runs/rollouts.html", context, status=422 if problem else 200)
 
 
@@ -122,6 +126,7 @@ def _filters(query: RolloutQuery) -> tuple[str, SearchFilters | None]:
         min_reward=bounds["min_reward"],
         max_reward=bounds["max_reward"],
         zero_part=query.zero_part or None,
+        behaviour=query.behaviour or None,
         truncated=True if query.truncated else None,
         prompt_id=query.prompt_id or None,
     )

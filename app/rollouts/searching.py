@@ -39,6 +39,8 @@ class SearchFilters:
     max_reward: float | None = None
     zero_part: str | None = None
     """Name of a reward part whose value is exactly 0."""
+    behaviour: str | None = None
+    """Name of a behaviour that the completion shows at least once, such as reflection."""
     truncated: bool | None = None
     """Ended by the token limit, or not."""
     prompt_id: str | None = None
@@ -129,12 +131,15 @@ def _hits(store: ArtifactStore, batch: BatchView, filters: SearchFilters) -> lis
     columns = list(_COLUMNS)
     columns += ["prompt_text"] if filters.text and filters.where != "completion" else []
     columns += ["parts"] if filters.zero_part else []
+    columns += ["behaviours"] if filters.behaviour else []
     try:
         table = files.read_where(store, batch.key, columns, _expression(filters))
     except (NotFound, Unavailable):
         return None
     if filters.zero_part:
         table = table.filter(_has_zero_part(table["parts"].combine_chunks(), filters.zero_part))
+    if filters.behaviour:
+        table = table.filter(_shows(table["behaviours"], filters.behaviour))
     rows = table.sort_by([("group_index", "ascending"), ("completion_index", "ascending")])
     return [_hit(batch, row, filters.text) for row in rows.select(list(_COLUMNS)).to_pylist()]
 
@@ -167,6 +172,11 @@ def _has_zero_part(parts: Any, name: str) -> Any:
     zero = pc.and_(pc.equal(pc.struct_field(flat, "name"), name), pc.equal(pc.struct_field(flat, "value"), 0.0))
     rows = pc.unique(pc.list_parent_indices(parts).filter(pc.fill_null(zero, False)))
     return pc.is_in(pa.array(range(len(parts)), rows.type), value_set=rows)
+
+
+def _shows(behaviours: Any, name: str) -> Any:
+    """One bool a row: the behaviour was counted there at least once."""
+    return pa.array([dict(counts or ()).get(name, 0) > 0 for counts in behaviours.to_pylist()], pa.bool_())
 
 
 def _hit(batch: BatchView, row: files.Row, text: str | None) -> Hit:

@@ -17,6 +17,7 @@ from app.models import (
     FindingRow,
     JournalEvent,
     Point,
+    Replay,
     RolloutBatch,
     Run,
     SelfTestRow,
@@ -57,7 +58,7 @@ def delete_run(session: Session, run: Run) -> None:
     by_attempt: Sequence[Any] = (Series, JournalEvent, RolloutBatch, EvaluationResult, SelfTestRow)
     for table in by_attempt:
         session.execute(delete(table).where(table.attempt_id.in_(attempts)))
-    by_run: Sequence[Any] = (Checkpoint, FindingRow, Transition, Attempt)
+    by_run: Sequence[Any] = (Checkpoint, FindingRow, Replay, Transition, Attempt)
     for table in by_run:
         session.execute(delete(table).where(table.run_id == run.id))
     session.execute(delete(Run).where(Run.id == run.id))

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from grpo_engine.errors import RewardError
 from grpo_engine.reward.composite import Composite
 from grpo_engine.reward.replay_changes import Changes, Rescored, advantages
-from grpo_engine.rollout_files import PART, part_row
+from grpo_engine.rollout_files import PART, part_row, spread
 from grpo_engine.types import Completion, Group, Prompt, RewardPart, Rollout
 
 Row = dict[str, Any]
@@ -177,6 +177,8 @@ def rollout_files(given: Sequence[Path], stage: str | None, max_batches: int | N
 def _below(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
+    elif not path.is_dir():
+        raise RewardError(f"There is no file or folder {path}; it may have been removed.")
     else:
         yield from sorted([*path.glob("batch-*.parquet"), *path.glob("rollouts/batch-*.parquet")])
 
@@ -187,12 +189,3 @@ def _stage_of(path: Path) -> str:
         return str(json.loads(metadata.get(b"cohort", b"{}")).get("stage", ""))
     except (OSError, pa.ArrowInvalid, ValueError) as error:
         raise RewardError(f"The rollout file {path} cannot be read: {error}") from error
-
-
-def spread(paths: Sequence[Path], count: int | None) -> list[Path]:
-    """Example: spread([a, b, c, d, e], 3) == [a, c, e]; one of several is the last."""
-    if count is None or len(paths) <= count:
-        return list(paths)
-    if count == 1:
-        return [paths[-1]]
-    return [paths[round(place * (len(paths) - 1) / (count - 1))] for place in range(count)]

@@ -41,6 +41,12 @@ CASES: list[tuple[Row, Callable[[Row], bool]]] = [
     ({"min_reward": 0.1, "max_reward": 1.0}, lambda row: 0.1 <= row["reward"] <= 1.0),
     ({"zero_part": "accuracy"}, lambda row: zero(row, "accuracy")),
     ({"zero_part": "nothing"}, lambda row: False),
+    ({"behaviour": "reflection"}, lambda row: dict(row["behaviours"])["reflection"] > 0),
+    (
+        {"behaviour": "backtracking", "text": "think"},
+        lambda row: dict(row["behaviours"])["backtracking"] > 0 and "think" in row["completion_text"],
+    ),
+    ({"behaviour": "alternatives"}, lambda row: False),
     ({"truncated": True}, lambda row: row["finish_reason"] == "length"),
     ({"truncated": False, "zero_part": "format"}, lambda row: row["finish_reason"] != "length" and zero(row, "format")),
     ({"prompt_id": "addition/285+555"}, lambda row: row["prompt_id"] == "addition/285+555"),
@@ -61,7 +67,7 @@ def test_search_finds_what_a_plain_loop_finds(seeded: TestClient, filters: Row, 
 
 def test_the_cases_find_something_and_not_everything(seeded: TestClient) -> None:
     rows = all_rows(seeded)
-    counts = [sum(map(wanted, rows)) for _, wanted in CASES[1:4] + CASES[6:8] + CASES[9:]]
+    counts = [sum(map(wanted, rows)) for _, wanted in CASES[1:4] + CASES[6:8] + CASES[9:11] + CASES[12:]]
     assert all(0 < count < len(rows) for count in counts)
 
 

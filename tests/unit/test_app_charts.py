@@ -21,6 +21,7 @@ def test_metrics_that_differ_by_a_number_share_one_chart_in_its_order() -> None:
 
 def test_only_known_families_are_joined() -> None:
     assert family_of("mtp/accuracy_3") == "mtp/accuracy_"
+    assert family_of("behaviour/reflection") == "behaviour/"
     assert [family_of(name) for name in ("gradient/position/0-63", "reward/part/try_2/mean", "loss", "part/x_2")] == [
         ""
     ] * 4
@@ -32,6 +33,14 @@ def test_a_family_has_one_label_and_a_legend_of_depths() -> None:
     [chart] = chart_set.charts
     assert (chart.label, chart.format) == ("Draft lengths", "percent")
     assert [text for _, text in chart.legend] == ["0 drafted", "3 drafted"]
+
+
+def test_behaviours_are_one_chart_beside_the_rewards() -> None:
+    run = Run(number=1, config=seed.config().model_dump(mode="json"))
+    names = ("policy/kl", "behaviour/reflection", "behaviour/language_switches", "reward/mean")
+    chart_set = all_charts(run, "1-rl", {name: [0.5] for name in names})
+    assert [chart.label for chart in chart_set.charts][:2] == ["Mean reward", "Behaviours"]
+    assert [text for _, text in chart_set.charts[1].legend] == ["language switches", "reflection"]
 
 
 def test_a_very_short_time_is_written_in_milliseconds() -> None:

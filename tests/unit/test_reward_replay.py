@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_engine.__main__ import main
-from grpo_engine.reward.replay import spread
 from grpo_engine.reward.replay_changes import Changes, Rescored, advantages, mean_ranks, rank_correlation
-from grpo_engine.rollout_files import batch_name, write_batch
+from grpo_engine.rollout_files import batch_name, spread, write_batch
 from grpo_engine.types import RewardPart
 from tests.seed import config
 from tests.seed_rollouts import make_groups, stage_config
