@@ -93,11 +93,8 @@ def score(request: ScoreRequest) -> dict[str, Any]:
 
 
 def _learned() -> Learned:
-    """Named, not imported: only a request with learned parts pays for torch, or needs it to be installed."""
-    try:
-        rewards: Learned = import_module("grpo_engine.learned_rewards").LearnedRewards()
-    except ImportError as error:
-        raise RewardError(f"learned parts need the engine's packages, and {error.name} is not installed") from error
+    """Named, not imported: what it may load has no place in a torch-free module."""
+    rewards: Learned = import_module("grpo_engine.learned_rewards").LearnedRewards()
     return rewards
 
 
