@@ -149,6 +149,12 @@ def test_what_cannot_be_scored_again_is_said(
     assert word in json.dumps(told["problems"])
 
 
+def test_a_part_that_needs_a_model_is_built_and_abstains_where_it_cannot_ask(tmp_path: Path, capsys: Any) -> None:
+    judge = {"kind": "judge", "base_url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "time_limit_s": 0.05}
+    status, told = replayed(stored(tmp_path, 1), [judge], capsys)
+    assert (status, told["parts"]["judge"]["new_abstained"]) == (0, 16)
+
+
 def test_a_folder_without_rollouts_and_a_damaged_file_are_refused(tmp_path: Path, capsys: Any) -> None:
     assert "no rollout file" in replayed(tmp_path, [ACCURACY], capsys)[1]["problems"][0]["message"]
     (tmp_path / batch_name(1)).write_bytes(b"PAR1 but not really")
