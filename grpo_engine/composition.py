@@ -25,6 +25,7 @@ from grpo_engine.errors import DataError
 from grpo_engine.evaluation.held_out import HeldOutEvaluation, Judge
 from grpo_engine.inference.reference import ReferenceScorer
 from grpo_engine.inference.values import CriticScorer
+from grpo_engine.learned_rewards import for_attempt
 from grpo_engine.model.adapters import FrozenAdapter, has_adapter
 from grpo_engine.model.loading import Policy, clone_frozen
 from grpo_engine.model.value import ValueModel
@@ -109,8 +110,6 @@ def make_rewards(attempt: Attempt, stage: RLStage, stage_index: int, device: tor
     num_processes = max(1, len(os.sched_getaffinity(0)) // attempt.communicator.world_size)
     resources = RewardResources(attempt.custom_sources, attempt.config.sandbox, num_processes)
     if learned_names(stage.rewards):
-        from grpo_engine.learned_rewards import for_attempt  # most stages ask no model and no judge
-
         resources.learned = for_attempt(attempt, stage_index, device)
     rewards = build_rewards(stage, resources)
     attempt.reward_versions = rewards.versions

@@ -1,4 +1,6 @@
-"""`python -m grpo_engine replay`: stored rollouts scored again by the rewards of another config. Torch-free.
+"""`python -m grpo_engine replay`: stored rollouts scored again by another config's rewards.
+
+Torch-free but for parts that need a model.
 
 `replay DIR --config new.yaml --out FOLDER` reads an attempt's rollout files (or single ones), writes to FOLDER
 replay.parquet (a row a completion) and summary.json, and prints the summary; {"problems": […]} with exit status 2 when
@@ -24,11 +26,12 @@ from pydantic import ValidationError
 
 from grpo_engine.config import RLStage, RunConfig, SandboxConfig
 from grpo_engine.config_errors import load_config, problems_of, read_yaml
+from grpo_engine.config_gates import learned_names
 from grpo_engine.errors import InvalidConfig, Problem, RewardError
 from grpo_engine.reward.composite import build_rewards
 from grpo_engine.reward.replay import replay, rollout_files
 from grpo_engine.reward.resources import RewardResources
-from grpo_engine.score import ScoreConfig
+from grpo_engine.score import ScoreConfig, learned_parts
 
 
 def reward_stage(text: str, source: str, key: str | None = None) -> tuple[RLStage, SandboxConfig]:
@@ -64,6 +67,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     stage, sandbox = reward_stage(arguments.config.read_text(encoding="utf-8"), str(arguments.config), key)
     arguments.out.mkdir(parents=True, exist_ok=True)
     resources = RewardResources(sources, sandbox, num_processes=arguments.processes)
+    if learned_names(stage.rewards):
+        resources.learned = learned_parts()
     with closing(build_rewards(stage, resources)) as rewards:
         summary = replay(paths, rewards, arguments.out / "replay.parquet")
         told = {"faults": [asdict(fault) for fault in rewards.take_faults()], "counts": rewards.take_counts()}

@@ -80,7 +80,7 @@ def score(request: ScoreRequest) -> dict[str, Any]:
     started = time.monotonic()
     resources = RewardResources(request.sources, request.config.sandbox, num_processes=1)
     if learned_names(request.config.rewards):
-        resources.learned = _learned()
+        resources.learned = learned_parts()
     with closing(build_rewards(request.config.stage(), resources)) as rewards:
         groups = rewards.combine(_scored_groups(request.items, rewards))
         counts, faults = rewards.take_counts(), rewards.take_faults()
@@ -92,12 +92,9 @@ def score(request: ScoreRequest) -> dict[str, Any]:
     }
 
 
-def _learned() -> Learned:
-    """Named, not imported: only a request with learned parts pays for torch, or needs it to be installed."""
-    try:
-        rewards: Learned = import_module("grpo_engine.learned_rewards").LearnedRewards()
-    except ImportError as error:
-        raise RewardError(f"learned parts need the engine's packages, and {error.name} is not installed") from error
+def learned_parts() -> Learned:
+    """Builds parts that need a model. Named, not imported: what it may load has no place in a torch-free module."""
+    rewards: Learned = import_module("grpo_engine.learned_rewards").LearnedRewards()
     return rewards
 
 

@@ -119,3 +119,10 @@ def test_the_page_shows_what_would_have_changed(seeded_app: FastAPI) -> None:
         assert client.get(link[1], headers=HTML).status_code == 200
     with browser(seeded_app, make_user(seeded_app, ["read"])) as reader:
         assert "needs the permission" in reader.get("/runs/1/replays", headers=HTML).text
+
+
+def test_a_run_is_deleted_with_its_replays(seeded: TestClient) -> None:
+    started = seeded.post(URL, json={"config": {"rewards": [ACCURACY]}}).json()
+    ended(seeded, f"{URL}/{started['id']}")
+    assert seeded.delete("/api/v1/runs/1").status_code == 204
+    assert seeded.get(f"{URL}/{started['id']}").status_code == 404

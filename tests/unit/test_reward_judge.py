@@ -133,6 +133,19 @@ def test_a_key_that_no_header_holds_is_refused_by_the_name_of_its_variable() -> 
         judge(stub, api_key_variable="BAD")
 
 
+def test_an_address_that_is_none_is_refused_before_anything_is_asked() -> None:
+    with pytest.raises(RewardError, match="is no address"):
+        Judge(JudgeReward(base_url="http://judge:port/v1", model="m", rubric="r"))
+
+
+def test_a_judge_that_nobody_runs_abstains_within_its_time() -> None:
+    with judge_stub(always(scored(1))) as stub:
+        pass  # its port is free again
+    [part] = judged(judge(stub, time_limit_s=0.5), "4")
+    assert part.value is None
+    assert "ConnectError" in part.explanation
+
+
 def test_a_judge_that_does_not_answer_in_time_is_late() -> None:
     release = threading.Event()
 

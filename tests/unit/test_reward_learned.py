@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_engine.checks.report import Report
+from grpo_engine.checks.reward_needs import check_models
+from grpo_engine.config import RLStage
 from grpo_engine.config_gates import learned_names
-from grpo_engine.config_rewards import AccuracyReward, BertScoreReward, RewardModelReward
+from grpo_engine.config_rewards import AccuracyReward, BertScoreReward, JudgeReward, RewardModelReward
+from grpo_engine.learned_rewards import LearnedRewards, earlier_answers
 from grpo_engine.preference_accuracy import pairs_of, preference_accuracy
 from grpo_engine.reward.learned.bertscore import BertScore, gold_texts, match
+from grpo_engine.reward.learned.judge import Judge
 from grpo_engine.reward.learned.reward_model import RewardModelPart, sigmoid
 from grpo_engine.reward.learned.texts import question_of
 from grpo_engine.stages.agreement import learned_spread
@@ -156,6 +165,38 @@ def test_the_spread_of_learned_parts_is_that_within_a_completion() -> None:
     ]  # fmt: skip
 
 
+# ---------------------------------------------------------------- before and around a run
+@pytest.mark.parametrize(("kind", "refused"), [("LlamaForCausalLM", True), ("LlamaForSequenceClassification", False)])
+def test_a_language_model_is_refused_as_reward_model_before_it_trains_anything(
+    kind: str, refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
+    rewards = [{"kind": "reward_model", "model": str(tmp_path)}]
+    stage, report = RLStage.model_validate({"data": {"source": "addition"}, "rewards": rewards}), Report()
+    check_models(stage, 1, report)
+    assert [problem.field for problem in report.problems] == ["stages.1.rewards.0.model"] * refused
+
+
+def test_a_judge_knows_the_answers_of_all_attempts_of_its_run(tmp_path: Path) -> None:
+    attempts = [tmp_path / "attempts" / number for number in "123"]
+    for folder in [*attempts[:2], tmp_path / "other"]:
+        (folder / "judge").mkdir(parents=True)
+    attempts[2].mkdir()
+    resume = tmp_path / "other" / "checkpoints" / "0-rl-000002"
+    found = earlier_answers(cast(Any, SimpleNamespace(folder=attempts[2], resume=resume)))
+    assert [folder.parent.name for folder in found] == ["other", "1", "2"]
+    assert earlier_answers(cast(Any, SimpleNamespace(folder=tmp_path / "run", resume=None))) == []
+
+
+def test_a_judge_is_built_without_torch_and_writes_where_its_stage_and_config_are_named(tmp_path: Path) -> None:
+    config = JudgeReward(base_url="http://127.0.0.1:1/v1", model="m", rubric="r")
+    built = LearnedRewards(stage="1-rl", folder=tmp_path / "judge", rank=2)(config)
+    assert isinstance(built, Judge)
+    built.close()
+    [path] = (tmp_path / "judge").iterdir()
+    assert re.fullmatch(r"1-rl-[0-9a-f]{8}-rank2\.jsonl", path.name)
+
+
 def test_preference_accuracy_counts_ties_half_and_what_is_no_number_as_lost() -> None:
     figures = preference_accuracy(Lengths(), [("q", "long", "no"), ("q", "a", "b"), ("q", "a", "long" * 20)])
     assert figures["accuracy"] == 0.5
@@ -163,7 +204,7 @@ def test_preference_accuracy_counts_ties_half_and_what_is_no_number_as_lost() ->
     assert preference_accuracy(Lengths(math.nan), [("q", "a", "b")])["accuracy"] == 0.0
 
 
-def test_pairs_are_texts_or_conversations(tmp_path: Any) -> None:
+def test_pairs_are_texts_or_conversations(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"prompt": "q", "chosen": "a", "rejected": [{"role": "assistant", "content": "b"}]}\n')
     assert pairs_of(path) == [("q", "a", "b")]

@@ -107,6 +107,25 @@ def test_the_stage_of_a_whole_config_is_found_by_its_key(tmp_path: Path, capsys:
     assert told["parts"]["length"]["new_mean"] is None
 
 
+def test_of_several_stages_the_one_of_the_rollouts_is_meant(tmp_path: Path, capsys: Any) -> None:
+    changed = config().model_dump(mode="json")
+    changed["stages"].append({**changed["stages"][1], "rewards": [{"kind": "format"}]})
+    status, told = replayed(stored(tmp_path, 1, stage="2-rl"), changed, capsys)
+    assert (status, told["parts"]["accuracy"]["new_mean"]) == (0, None)
+    assert told["parts"]["format"]["new_mean"] is not None
+
+
+def test_parts_that_count_tokens_see_as_many_as_were_sampled(tmp_path: Path, capsys: Any) -> None:
+    length = {"kind": "length", "max_tokens": 10, "buffer_tokens": 5}
+    replayed(stored(tmp_path, 1), [length], capsys)
+    [old, new] = [
+        sorted(pq.read_table(path).to_pylist(), key=lambda row: (row["group_index"], row["completion_index"]))
+        for path in (tmp_path / "rollouts" / batch_name(1), tmp_path / "out" / "replay.parquet")
+    ]
+    said = [row["new_parts"][0]["explanation"].split()[0] for row in new]
+    assert said == [str(row["num_tokens"]) for row in old]
+
+
 def test_kl_in_the_old_advantages_is_left_out(tmp_path: Path, capsys: Any) -> None:
     groups = make_groups(1, stage_config(config()))
     for group in groups:
@@ -128,6 +147,12 @@ def test_what_cannot_be_scored_again_is_said(
     status, told = replayed(stored(tmp_path, 1), rewards, capsys, *more)
     assert status == 2
     assert word in json.dumps(told["problems"])
+
+
+def test_a_part_that_needs_a_model_is_built_and_abstains_where_it_cannot_ask(tmp_path: Path, capsys: Any) -> None:
+    judge = {"kind": "judge", "base_url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "time_limit_s": 0.05}
+    status, told = replayed(stored(tmp_path, 1), [judge], capsys)
+    assert (status, told["parts"]["judge"]["new_abstained"]) == (0, 16)
 
 
 def test_a_folder_without_rollouts_and_a_damaged_file_are_refused(tmp_path: Path, capsys: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from grpo_engine.config_rewards import JudgeReward
+from grpo_engine.errors import RewardError
 
 FIRST_WAIT_S = 0.5
 """Longest wait before the second try; it doubles with each try, up to LONGEST_WAIT_S. The wait is drawn between 0 and
@@ -80,7 +81,7 @@ class Budget:
 
 
 class JudgeClient:
-    """Asks one judge. `key`: the API key, never shown in any message."""
+    """Asks one judge. `key`: the API key, never shown in any message. Raises RewardError when the address is none."""
 
     def __init__(self, config: JudgeReward, budget: Budget, key: str | None) -> None:
         self.budget = budget
@@ -88,6 +89,10 @@ class JudgeClient:
         self._key = key
         self._random = random.Random()  # the run's own generators must not depend on a judge's failures
         self._silent = 0
+        try:
+            self._url = httpx.URL(f"{config.base_url.rstrip('/')}/chat/completions")
+        except httpx.InvalidURL as error:
+            raise RewardError(f"base_url {config.base_url!r} of the judge is no address: {error}") from error
         # Reading the certificates takes longer than a request; without https none is looked at.
         self._verify = httpx.create_ssl_context() if config.base_url.startswith("https") else False
 
@@ -122,6 +127,7 @@ class JudgeClient:
         """Until it answers, refuses for good, or the time is over."""
         limit, spent, cost = self._config.time_limit_s, 0, 0.0
         deadline = time.monotonic() + limit
+        failed: _Failed | None = None
         while True:
             if silence := self.budget.exhausted():
                 return silence
@@ -134,7 +140,7 @@ class JudgeClient:
                 self.budget.cost += price
                 return Reply(text, spent, cost + price)
             except TimeoutError:
-                failed = _Failed("no answer in time", again=True)
+                failed = failed or _Failed("no answer in time", again=True)  # what it said before tells more
             except httpx.HTTPError as error:
                 failed = _Failed(f"{type(error).__name__}: {self._without_key(str(error))}", again=True)
             except _Failed as error:
@@ -153,8 +159,7 @@ class JudgeClient:
             "model": self._config.model, "messages": list(messages), "temperature": 0,
             "response_format": {"type": "json_object"},
         }  # fmt: skip
-        url = f"{self._config.base_url.rstrip('/')}/chat/completions"
-        async with client.stream("POST", url, json=body) as response:
+        async with client.stream("POST", self._url, json=body) as response:
             data = bytearray()
             async for piece in response.aiter_bytes():
                 data += piece
