@@ -24,7 +24,7 @@ class Attack:
         given = "".join(f"{name} = {value!r}\n" for name, value in (names | _numbers()).items())
         lines = "".join(f"    {line}\n" for line in self.body.strip().splitlines())
         after = f"    print({REACHED!r}, flush=True)\nexcept Exception as e:\n    print(repr(e))\n"
-        return f"{_PRELUDE}{given}try:\n{lines}{after}"
+        return f"{_PRELUDE}{given}try:\n    {_OTHERS}\n{lines}{after}"
 
 
 _PRELUDE = """import ctypes, os, socket, sys, threading, time
@@ -34,6 +34,9 @@ def syscall(number, *arguments):
 def others():
     return [int(n) for n in os.listdir("/proc") if n.isdigit() and int(n) != os.getpid()]
 """
+
+# In a namespace of its own a program may have the number of a process outside by chance.
+_OTHERS = "assert os.getpid() not in (PARENT, DECOY), 'that number is its own here'"
 
 _NUMBERS = {
     "BPF": (321, 280), "CLONE3": (435, 435), "IO_URING_SETUP": (425, 425), "KEYCTL": (250, 219), "MQ_OPEN": (240, 180),

@@ -27,6 +27,8 @@ class _Work:
         self.conduct: Conduct = conduct(job, config)
         self.request: Request = next(self.conduct)
         self.num_tries = 0
+        self.num_unsent = 0
+        """Servers found dead before they had the job."""
 
 
 class SandboxPool:
@@ -97,6 +99,10 @@ class SandboxPool:
         try:
             slot.submit(work.request)
         except SlotLost as error:
+            # It died while nothing ran in it: that says nothing about the job, as long as slots are left to find dead.
+            work.num_unsent += 1
+            if work.num_unsent <= self.num_slots:
+                work.num_tries -= 1
             self._lose(number, str(error), waiting, outcomes)
 
     def _wait(self, waiting: deque[_Work], outcomes: dict[int, Outcome]) -> None:
@@ -143,7 +149,7 @@ class SandboxPool:
                 outcomes[work.index] = lost(message)
                 return
             again = _Work(work.index, work.job, self.config)
-            again.num_tries = work.num_tries
+            again.num_tries, again.num_unsent = work.num_tries, work.num_unsent
             waiting.appendleft(again)
             return
         self._failed_starts += 1
