@@ -54,7 +54,7 @@ def _validator(schema_text: str) -> Any:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise _Unsupported(f"the schema is wrong: {error.message[:200]}") from error
-    fast = extend(Draft202012Validator, {"uniqueItems": _unique_items})  # type: ignore[no-untyped-call]
+    fast = extend(Draft202012Validator, {"uniqueItems": _unique_items})
     return fast(schema)
 
 
