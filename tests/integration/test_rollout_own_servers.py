@@ -17,6 +17,9 @@ from grpo_engine.rollout.vllm.servers import MAX_STARTS
 from tests.stand_in_pool import REQUESTS, SAMPLING, WEIGHTS, make
 from tests.waiting import wait_until
 
+# A connection whose server is killed while the HTTP library makes it is closed by the collector, which warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
 
 @pytest.fixture
 def stand_in_command(monkeypatch: pytest.MonkeyPatch) -> None:
