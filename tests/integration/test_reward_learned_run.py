@@ -15,7 +15,7 @@ from tests.engine_configs import rl_stage, tiny_config
 from tests.engine_process import named, run_engine
 from tests.judge_stub import Asked, Reply, judge_stub, scored
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 
 def by_length(number: int, asked: Asked) -> Reply:

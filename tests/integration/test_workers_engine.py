@@ -65,6 +65,7 @@ def test_the_real_engine_trains_through_a_wiped_broker_a_hundred_messages_and_a_
         assert attempt.number == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_real_engine_goes_on_elsewhere_when_its_workers_main_process_is_killed(tmp_path: Path) -> None:
     stage = rl_stage(num_steps=60, checkpoint={"every_steps": 10}, evaluation={"every_steps": 1000, "num_prompts": 4})
@@ -78,6 +79,7 @@ def test_the_real_engine_goes_on_elsewhere_when_its_workers_main_process_is_kill
         assert two.first_step >= 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_real_engine_that_is_killed_is_told_as_a_crash_and_its_worker_goes_on(tmp_path: Path) -> None:
     endless = tiny_config(rl_stage(num_steps=100_000)).model_dump(mode="json")
@@ -94,6 +96,7 @@ def test_a_real_engine_that_is_killed_is_told_as_a_crash_and_its_worker_goes_on(
         house.check(house.launch_config(short), "completed", START_S)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_real_ranks_share_a_workers_cpu_and_a_killed_one_is_named(tmp_path: Path) -> None:
     needs = {"num_ranks": 2}
