@@ -85,9 +85,9 @@ def test_batches_are_pooled_as_independent_measurements():
 
 def test_after_forgetting_another_level_begins():
     subject = watch()
-    told(subject, 0.9, 0.1, 0.1)
+    told(subject, 0.9, 0.1, 0.1, 0.1)
     subject.forget()
-    assert told(subject, 0.3, 0.3, 0.3, 0.3) == [False] * 4
+    assert told(subject, 0.6, 0.6, 0.6, 0.6) == [False] * 4
     assert not subject.falls_short
 
 
