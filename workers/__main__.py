@@ -43,8 +43,7 @@ def main() -> int:
     beat = WorkerBeat(settings, worker_id)
     beat.start()
     check = SandboxCheck(settings, worker_id)
-    if settings.sandbox_check:
-        check.start()
+    check.start()
     log.info("worker %s offers %s", name, ", ".join(context.devices))
     try:
         return run_celery(make_app(settings), context)

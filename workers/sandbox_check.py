@@ -19,6 +19,7 @@ log = logging.getLogger("cohort.worker")
 
 CHECK_LIMIT_S = 600.0
 """Wall-clock seconds for the whole attack list; some ten on an idle host."""
+NOT_TESTED: dict[str, Any] = {"tier": "not tested", "details": {"COHORT_SANDBOX_CHECK": "false"}}
 
 
 class SandboxCheck(threading.Thread):
@@ -30,6 +31,14 @@ class SandboxCheck(threading.Thread):
         self._process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
+        report = self._report() if self._settings.sandbox_check else NOT_TESTED
+        log.info("sandbox: %s (%s)", report["tier"], report["details"])
+        try:
+            write_sandbox(self._settings, self._worker_id, report)
+        except SQLAlchemyError as error:
+            log.warning("could not write how programs are confined: %s", error)
+
+    def _report(self) -> dict[str, Any]:
         command = ["nice", "-n", "10", sys.executable, "-m", "grpo_engine.reward.sandbox"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
@@ -38,12 +47,7 @@ class SandboxCheck(threading.Thread):
         except subprocess.TimeoutExpired:
             self._process.kill()
             said, errors = self._process.communicate()
-        report = read_report(said, errors)
-        log.info("sandbox: %s (%s)", report["tier"], report["details"])
-        try:
-            write_sandbox(self._settings, self._worker_id, report)
-        except SQLAlchemyError as error:
-            log.warning("could not write how programs are confined: %s", error)
+        return read_report(said, errors)
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -33,6 +33,18 @@ def test_a_worker_writes_its_tier_to_its_row(tmp_path: Path) -> None:
     assert found["details"][available()[0]] == "passed"
 
 
+def test_a_worker_that_tests_nothing_says_so(tmp_path: Path) -> None:
+    with WorkerHouse(tmp_path / "home") as house:
+        house.start_worker(COHORT_SANDBOX_CHECK="false")
+
+        def tier() -> str | None:
+            with house.db.read() as session:
+                row = session.query(Worker).first()
+                return row.sandbox["tier"] if row and row.sandbox else None
+
+        assert wait_until(tier, 60, "the worker's word on its sandbox") == "not tested"
+
+
 def test_page_and_api_show_how_a_worker_confines_programs(database: Database, client: TestClient) -> None:
     seed.worker(database)
     assert "testing" in client.get("/workers").text
