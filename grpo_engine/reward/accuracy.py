@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, Literal
 
 from grpo_engine.config_rewards import AccuracyReward
@@ -54,6 +54,7 @@ def metric(config: AccuracyReward) -> Metric:
         quick=partial(_judge_quickly, config) if is_math else None,
         time_limit_s=config.time_limit_s,
         unjudged_value=0.0,
+        prepare=partial(import_module, "math_verify") if is_math else None,
     )
 
 

@@ -21,10 +21,9 @@ from grpo_engine.config import (
 )
 from grpo_engine.errors import RewardError
 from grpo_engine.protocols import RewardFunction
-from grpo_engine.reward import combining
+from grpo_engine.reward import combining, gym
 from grpo_engine.reward.combining import Rule
 from grpo_engine.reward.custom import Custom
-from grpo_engine.reward.gym import Gym
 from grpo_engine.reward.metric import Closing, Counting, Failing, Informed, Metric
 from grpo_engine.reward.pool import Pooled
 from grpo_engine.reward.resources import RewardResources
@@ -117,7 +116,8 @@ def _build(part: RewardConfig, stage: RLStage, resources: RewardResources) -> Re
     match part:
         case GymReward():
             assert isinstance(stage.data, ReasoningGymData), "the config refuses a gym reward without gym data"
-            return Gym(part.weight, part.extract, stage.data.task, stage.data.options)
+            made = gym.metric(part, stage.data.task, stage.data.model_dump(mode="json")["options"])
+            return _pooled(made, part, resources)
         case CustomReward():
             if part.name not in resources.custom_sources:
                 raise RewardError(f"the custom reward {part.name!r} has no source; register it, or pass --reward")
@@ -135,9 +135,12 @@ def _by_rules(part: RewardConfig, resources: RewardResources) -> RewardFunction:
     if part.kind == "code_execution":
         tested: RewardFunction = module.metric(part, resources.runner())
         return tested
-    function: RewardFunction = module.metric(part)
-    pool = resources.pool()
-    if isinstance(function, Metric) and function.slow and pool is not None:
+    return _pooled(module.metric(part), part, resources)
+
+
+def _pooled(function: RewardFunction, part: RewardConfig, resources: RewardResources) -> RewardFunction:
+    """A slow metric judges in processes that can be killed, where there are any."""
+    if isinstance(function, Metric) and function.slow and (pool := resources.pool()) is not None:
         return Pooled(function, part, pool)
     return function
 

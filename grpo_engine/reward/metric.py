@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from grpo_engine.types import Completion, Prompt, RewardFault, RewardPart
 
@@ -38,9 +38,13 @@ class Metric:
     quick: QuickJudge | None = None
     """Of a slow metric: decides at once, without libraries, what it can."""
     time_limit_s: float = 5.0
-    """Processor seconds for one completion in such a process."""
+    """Processor seconds for one completion in such a process, or pool.WALL_FACTOR times as many by the clock."""
     unjudged_value: float | None = None
     """Value where the judge ran over its limit or ended its process; None = abstain."""
+    prepare: Callable[[], object] | None = None
+    """Loads what the judge needs; such a process calls it before the first completion's time runs."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """What its module's `metric` takes beside the config, as JSON, so that such a process can make it again."""
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[RewardPart]:
         return [self._part(self.judge(*pair)) for pair in zip(prompts, completions, strict=True)]

@@ -31,7 +31,7 @@ from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.types import Completion, Prompt, RewardPart
 
 START_LIMIT_S = 120.0
-"""Wall-clock seconds for a child to load its libraries."""
+"""Wall-clock seconds for a child to start, and to load each metric."""
 WALL_FACTOR = 10.0
 """An item may take this many times its processor seconds by the clock, for busy hosts; then it is late all the same."""
 MAX_FAILED_STARTS = 3
@@ -71,7 +71,8 @@ class Pooled:
 class _Batch:
     """One call of `judge`: what is left to do and what is known."""
 
-    config: dict[str, Any]
+    how: dict[str, Any]
+    """From which a child makes the metric."""
     metric: Metric
     pairs: Sequence[Pair]
     todo: deque[int]
@@ -99,10 +100,11 @@ class RewardPool:
         self._failed_starts = 0
 
     def judge(self, config: Part, metric: Metric, pairs: Sequence[Pair]) -> list[Judgement]:
-        """One judgement a pair, in order. The child builds the same metric from `config` by its kind.
+        """One judgement a pair, in order. The child makes the same metric from `config` by its kind, and prepares it.
 
-        Raises RewardError when a child cannot start."""
-        batch = _Batch(config.model_dump(mode="json"), metric, pairs, deque(range(len(pairs))))
+        Raises RewardError when a child cannot start, or cannot make the metric."""
+        how = {"config": config.model_dump(mode="json"), "given": dict(metric.given)}
+        batch = _Batch(how, metric, pairs, deque(range(len(pairs))))
         try:
             while len(batch.said) < len(pairs):
                 self._keep_busy(batch)
@@ -155,9 +157,12 @@ class RewardPool:
             self._lose(child, batch)
             return
         child.mark()
+        if "refused" in answer:
+            raise RewardError(answer["refused"])
         if not child.is_ready:
-            child.is_ready, self._failed_starts = True, 0
+            child.is_ready = True
             return
+        self._failed_starts = 0
         item = child.items.popleft()
         if "error" in answer:
             batch.unjudged(item, f"The judge failed with {answer['error']}")
@@ -179,6 +184,7 @@ class RewardPool:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise RewardError(f"scoring processes end while they start ({how}); their error is in the engine's log")
+            return
         item = child.items[0] if child.items else None
         if item is None or item not in batch.tried:
             batch.tried.update([] if item is None else [item])
@@ -201,6 +207,8 @@ class _Child:
         self.connection, theirs = socket.socketpair()
         self.items: deque[int] = deque()
         self.is_ready = False
+        """Whether it has loaded what it needs: itself, then each metric that it is asked for."""
+        self._made: list[dict[str, Any]] = []
         command = [sys.executable, "-m", module, str(os.getpid()), str(theirs.fileno())]
         # The order of sets of texts inside sympy depends on the hash seed.
         environment = os.environ | {"PYTHONHASHSEED": "0"}
@@ -212,8 +220,11 @@ class _Child:
         self.mark()
 
     def ask(self, batch: _Batch, items: Sequence[int]) -> None:
+        if batch.how not in self._made:  # it will say when it has loaded that one
+            self._made.append(batch.how)
+            self.is_ready = False
         pairs = [_as_json(*batch.pairs[item]) for item in items]
-        send(self.connection, {"config": batch.config, "pairs": pairs}, time.monotonic() + _TRANSFER_LIMIT_S)
+        send(self.connection, batch.how | {"pairs": pairs}, time.monotonic() + _TRANSFER_LIMIT_S)
         self.mark()
 
     def mark(self) -> None:

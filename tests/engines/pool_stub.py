@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grpo_engine.errors import RewardError
 from grpo_engine.reward.metric import Judge, Judgement
 from grpo_engine.reward.pool_child import main
 from grpo_engine.types import Completion, Prompt
@@ -33,9 +34,17 @@ def obey(prompt: Prompt, completion: Completion) -> Judgement:
     return Judgement(0.5, f"{completion.text} for {prompt.text}", (0, len(completion.text)))
 
 
-def build(config: dict[str, Any]) -> Judge:
+def build(config: dict[str, Any], given: dict[str, Any]) -> Judge:
+    """`given`: what happens while the metric is loaded."""
+    if "refuse" in given:
+        raise RewardError(given["refuse"])
+    if given.get("die"):
+        os._exit(5)
+    until = time.monotonic() + given.get("load_s", 0)
+    while time.monotonic() < until:
+        pass
     return obey
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), build, libraries=())
+    main(int(sys.argv[1]), int(sys.argv[2]), build)

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from grpo_engine.config_rewards import AccuracyReward, StepValidityReward
+from grpo_engine.config_rewards import AccuracyReward, GymReward, StepValidityReward
 from grpo_engine.errors import RewardError
-from grpo_engine.reward import accuracy
+from grpo_engine.reward import accuracy, gym
 from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.reward.pool import RewardPool
 from grpo_engine.types import Completion, Prompt
@@ -25,8 +28,8 @@ def never(asked: Prompt, done: Completion) -> Judgement:
     raise AssertionError("it must not be judged in this process")
 
 
-def metric(limit_s: float = 5.0, unjudged: float | None = None) -> Metric:
-    return Metric("fake", 1.0, "fake@1", never, slow=True, time_limit_s=limit_s, unjudged_value=unjudged)
+def metric(limit_s: float = 5.0, unjudged: float | None = None, **given: Any) -> Metric:
+    return Metric("fake", 1.0, "fake@1", never, slow=True, time_limit_s=limit_s, unjudged_value=unjudged, given=given)
 
 
 def judged(pool: RewardPool, texts: list[str], how: Metric | None = None) -> list[Judgement]:
@@ -103,6 +106,20 @@ def test_children_that_cannot_start_are_an_error() -> None:
     assert pool.pids == []
 
 
+def test_what_a_metric_loads_is_not_held_against_its_first_completion(pool: RewardPool) -> None:
+    assert judged(pool, ["say a"], metric(0.2, load_s=1.0)) == [told("say a", 0)]
+    assert judged(pool, ["say b"], metric(0.2, load_s=0.9)) == [told("say b", 0)]
+    assert pool.take_counts() == {}
+
+
+@pytest.mark.parametrize(("given", "message"), [({"refuse": "no task x"}, "no task x"), ({"die": True}, "status 5")])
+def test_a_metric_that_cannot_be_made_is_an_error(pool: RewardPool, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        judged(pool, ["say a", "say b"], metric(**given))
+    assert pool.pids == []
+    assert judged(pool, ["say a"]) == [told("say a", 0)]
+
+
 def test_closing_ends_the_processes_and_may_be_repeated(pool: RewardPool) -> None:
     judged(pool, ["say a"])
     [pid] = pool.pids
@@ -140,3 +157,13 @@ def test_formulas_are_judged_in_children_that_know_no_torch() -> None:
         assert "torch" not in Path(f"/proc/{pool.pids[0]}/maps").read_text()
     finally:
         pool.close()
+
+
+def test_a_task_of_the_gym_is_judged_in_children_and_an_answer_that_hangs_its_scorer_abstains() -> None:
+    config = GymReward(extract="whole")
+    how = replace(gym.metric(config, "countdown", {"min_numbers": 3}), time_limit_s=0.5)
+    asked = prompt(answer="3 + 4", metadata={"numbers": [3, 4], "target": 7})
+    pairs = [(asked, completion(text)) for text in ("4 + 3", "9**9**9**9**9", "3 * 4", "exec('1')")]
+    with closing(RewardPool(1)) as pool:
+        assert [said.value for said in pool.judge(config, how, pairs)] == [1.0, None, 0.05, 0.0]
+        assert pool.take_counts()["reward/late"] == 1.0
