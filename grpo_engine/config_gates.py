@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grpo_engine.config_rewards import RewardConfig
@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 LEARNED = ("bertscore", "reward_model", "judge")
 """Kinds of reward parts that ask a model."""
+OTHER_NAMES = {"answer_accuracy": "accuracy"}
+"""What kinds of reward parts may also be called -> what configs store, charts show and hashes are made of."""
+
+
+def under_own_kind(part: Any) -> Any:
+    """A part as it was written, under its own kind."""
+    kind = part.get("kind") if isinstance(part, Mapping) else None
+    return {**part, "kind": OTHER_NAMES[kind]} if isinstance(kind, str) and kind in OTHER_NAMES else part
 
 
 def part_names(parts: Sequence[RewardConfig]) -> list[str]:

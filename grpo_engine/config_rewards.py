@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from grpo_engine.config_base import Config
+from grpo_engine.config_base import Config, check_range
+from grpo_engine.config_gates import under_own_kind
 
 Extract = Literal["after_think", "boxed", "tag", "last_number", "whole"]
 CodeExtract = Literal["code_block", "after_think", "whole"]
-
-
-def check_range(name: str, ends: tuple[float, float] | None) -> None:
-    """Raises ValueError for ends in the wrong order."""
-    if ends is not None and ends[0] > ends[1]:
-        raise ValueError(f"{name} {ends[0]:g}, {ends[1]:g}: the lowest value must not exceed the highest")
 
 
 class Part(Config):
@@ -42,7 +37,8 @@ class Part(Config):
 
 # ---------------------------------------------------------------- answers
 class AccuracyReward(Part):
-    """Answer accuracy: 1 when the extracted answer equals the gold answer (column `answer`, one or a list), else 0."""
+    """Answer accuracy: 1 when the extracted answer equals the gold answer (column `answer`, one or a list), else 0. Its
+    kind may also be written answer_accuracy."""
 
     kind: Literal["accuracy"] = "accuracy"
     extract: Extract = "after_think"
@@ -55,7 +51,7 @@ class AccuracyReward(Part):
     tolerance: float = Field(0.0, ge=0, le=0.5)
     """Relative difference within which numbers are equal; 0 = exactly."""
     time_limit_s: float = Field(2.0, gt=0, le=60)
-    """Wall-clock seconds for one answer; after them it is judged wrong."""
+    """Processor seconds for one answer, or ten times as many by the clock; after them it is judged wrong."""
 
 
 class GymReward(Part):
@@ -277,6 +273,7 @@ RewardConfig = Annotated[
     | InstructionFollowingReward | CodeQualityReward | GymReward | BertScoreReward | RewardModelReward | JudgeReward
     | CustomReward,
     Field(discriminator="kind"),
+    BeforeValidator(under_own_kind),
 ]  # fmt: skip
 
 
@@ -284,8 +281,8 @@ class SandboxConfig(Config):
     """Limits of programs that a model wrote."""
 
     tier: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
-    """auto: the strongest that passes the self-test on this host, else refuse. unsafe: resource limits only, for hosts
-    whose kernel has no Landlock; a hostile program then reads what the worker's user can read."""
+    """auto: the strongest that passes the self-test on this host, else refuse. unsafe, for kernels without Landlock: no
+    file is guarded, and a hostile program reads, changes and deletes what the worker's user can."""
     num_slots: int | None = Field(None, ge=1, le=256)
     """Programs at a time; None = as many as the engine has cores."""
     cpu_limit_s: int = Field(10, ge=1, le=600)

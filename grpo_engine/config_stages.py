@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_engine.config_base import Config
+from grpo_engine.config_base import Config, check_range
 from grpo_engine.config_gates import check_gates
-from grpo_engine.config_rewards import RewardConfig, check_range
+from grpo_engine.config_rewards import RewardConfig
 from grpo_engine.config_sources import DataConfig
 from grpo_engine.config_training import (
     AdvantageConfig,

@@ -96,7 +96,7 @@ def check_sandbox(config: RunConfig, report: Report) -> None:
 
     tier = config.sandbox.tier
     if tier == "unsafe":
-        message = "programs that the model writes run with resource limits only: they can read what the worker can"
+        message = "no file is guarded: programs that the model writes can read and change what the worker can"
         report.warn("sandbox.tier", tier, message, "set it to auto where the host allows it")
         return
     found = {name: obstacle(name) for name in TIERS if tier in ("auto", name)}

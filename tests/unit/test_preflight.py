@@ -113,7 +113,7 @@ def test_programs_without_confinement_are_warned_of(tmp_path: Path) -> None:
     code = {"stages.0.rewards.0": {"kind": "code_execution"}, "sandbox.tier": "unsafe"}
     found = report(write_rows(tmp_path / "a.jsonl", row, row, row) | code)
     assert found.problems == []
-    assert "can read what the worker can" in next(w.message for w in found.warnings if w.field == "sandbox.tier")
+    assert "can read and change what the worker can" in next(w.message for w in found.warnings if w.field == "sandbox.tier")
 
 
 def test_characters_the_tiny_tokenizer_lacks_are_a_warning(tmp_path: Path) -> None:

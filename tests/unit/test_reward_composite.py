@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from grpo_engine.config import RLStage
 from grpo_engine.errors import RewardError
@@ -137,3 +138,14 @@ def test_rewards_import_neither_torch_nor_the_gym_nor_the_metrics_libraries() ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_answer_accuracy_is_accuracy_by_another_name() -> None:
+    one, other = stage(NUMBERS), stage(NUMBERS | {"kind": "answer_accuracy"})
+    assert other == one
+    assert other.model_dump_json() == one.model_dump_json()  # what hashes are made of
+    assert [function.name for function in built(NUMBERS | {"kind": "answer_accuracy"}).functions] == ["accuracy"]
+    with pytest.raises(ValidationError, match=r"rewards\.0\.accuracy\.taste"):
+        stage({"kind": "answer_accuracy", "taste": 1})
+    with pytest.raises(ValidationError, match="kind"):
+        stage({"kind": ["answer_accuracy"]})
