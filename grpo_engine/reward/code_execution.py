@@ -54,7 +54,8 @@ class CodeExecution:
     version: str
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[RewardPart]:
-        cases = {id(prompt): self._read(prompt) for prompt in prompts}
+        different = {id(prompt): prompt for prompt in prompts}  # of a group all completions have the same one
+        cases = {key: self._read(prompt) for key, prompt in different.items()}
         found: list[FoundProgram | None] = []
         jobs: list[Job | None] = []
         for prompt, completion in zip(prompts, completions, strict=True):
@@ -82,7 +83,7 @@ class CodeExecution:
 
     def _job(self, text: str, cases: Cases) -> Job:
         if isinstance(cases, StreamCases):
-            return ProgramJob(text, cases.inputs, self.config.time_limit_s)
+            return ProgramJob(text, cases.inputs, self.config.time_limit_s, every_input=self.config.credit == "share")
         return CheckJob(whole_program(text, cases), cases.source, self.config.time_limit_s)
 
     def _run(self, jobs: Sequence[Job | None]) -> dict[Job, Outcome]:

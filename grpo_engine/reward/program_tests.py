@@ -1,7 +1,7 @@
 """Turn a dataset's tests into the source that the sandbox's tests process runs. Torch-free.
 
-Nothing of the program is ever executed there: names that the tests leave open become proxies of the program's globals.
-`program_rewriting.py` says what counts as a case.
+Nothing of the program is ever executed there: names that the tests leave open become proxies of the program's globals,
+but for modules such as math, which no program may stand in for. `program_rewriting.py` says what counts as a case.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
 
@@ -22,6 +23,11 @@ from grpo_engine.reward.program_rewriting import Rewriter
 _RECORDER = Path(program_recorder.__file__).read_text()
 _ENTRY = re.compile(r"[^\W\d]\w*(\(\))?(\.[^\W\d]\w*(\(\))?)*")
 _KNOWN = {*dir(builtins), "__name__", "__file__", "__doc__"}
+_MODULES = frozenset([
+    "bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools",
+    "json", "math", "operator", "random", "re", "statistics", "string",
+])  # fmt: skip
+"""Of the standard library, those that tests judge by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +63,12 @@ def check_tests(test: str, entry_point: str, prompt: str = "", *, first_failure_
     given = [*helpers, *module.body]
     if any(name in _bound_by(node) for node in ast.walk(module)):
         raise RewardError(f"column test defines {name} itself, so that it would not test the program")
-    optional = _open_names(given)
+    optional, imports = _open_names(given)
     rewriter = Rewriter(given)
     checks[-1].body = rewriter.rewrite(checks[-1].body)
     _need_cases(rewriter, "test")
     names = {name: True} | {other: False for other in optional if other != name}
-    source = _assembled(given, ast.parse(f"check({entry_point})").body, names, first_failure_ends)
+    source = _assembled([*imports, *given], ast.parse(f"check({entry_point})").body, names, first_failure_ends)
     preamble = ast.unparse(ast.Module(helpers, type_ignores=[])) + "\n" if helpers else ""
     return CallCases(source, rewriter.num_cases, name, preamble, opening)
 
@@ -74,14 +80,14 @@ def assert_tests(tests: Sequence[str], setup: str = "", *, first_failure_ends: b
     """
     given = _parse(setup, "test_setup_code").body
     body = [statement for at, test in enumerate(tests) for statement in _parse(test, f"test_list[{at}]").body]
-    names = _open_names([*given, *body])
+    names, imports = _open_names([*given, *body])
     if not names:
         raise RewardError("column test_list asks for nothing that the program defines")
     rewriter = Rewriter([*given, *body])
     body = rewriter.rewrite(body)
     _need_cases(rewriter, "test_list")
     star = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in given)
-    source = _assembled(given, body, dict.fromkeys(names, not star), first_failure_ends)
+    source = _assembled([*imports, *given], body, dict.fromkeys(names, not star), first_failure_ends)
     return CallCases(source, rewriter.num_cases, max(names, key=lambda name: names[name]))
 
 
@@ -111,12 +117,22 @@ def _helpers(prompt: str, name: str) -> tuple[str, list[ast.stmt]]:
     return "", []
 
 
-def _open_names(body: Sequence[ast.stmt]) -> Counter[str]:
-    """Names that are read and bound nowhere in it, with how often."""
+def _open_names(body: Sequence[ast.stmt]) -> tuple[Counter[str], list[ast.stmt]]:
+    """Names that are read and bound nowhere in it, with how often; and imports of those that are modules, asked for
+    nothing but what these have: a program's own `math.isclose` would decide over itself."""
     nodes = [node for statement in body for node in ast.walk(statement)]
     bound = {name for node in nodes for name in _bound_by(node)}
-    read = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-    return Counter({name: count for name, count in read.items() if name not in bound and name not in _KNOWN})
+    asked_for = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    read = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    found = Counter(node.id for node in read if node.id not in bound and node.id not in _KNOWN)
+    modules = sorted(
+        name
+        for name in _MODULES & found.keys()
+        if all(hasattr(import_module(name), asked_for.get(id(node), "")) for node in read if node.id == name)
+    )
+    for name in modules:
+        del found[name]
+    return found, [ast.Import([ast.alias(name)]) for name in modules]
 
 
 def _bound_by(node: ast.AST) -> Iterator[str]:

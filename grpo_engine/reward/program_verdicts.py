@@ -83,10 +83,11 @@ def _why_not(outcome: Outcome, failed: list[str], so_far: str) -> str:
 
 # ---------------------------------------------------------------- inputs and outputs
 def _judge_streams(cases: StreamCases, outcome: Outcome, credit: Credit) -> tuple[float | None, str]:
-    verdicts = [
-        _judge_run(run, number, wanted)
-        for number, (run, wanted) in enumerate(zip(outcome.runs, cases.outputs, strict=False), 1)
-    ]
+    pairs = list(enumerate(zip(outcome.runs, cases.outputs, strict=False), 1))
+    for number, (run, wanted) in pairs:
+        if run.output_cut and len(wanted.encode("utf-8", "replace")) > len(run.stdout.encode("utf-8", "replace")):
+            return None, f"The output wanted in case {number} is longer than the sandbox keeps (sandbox.output_kib)."
+    verdicts = [_judge_run(run, number, wanted) for number, (run, wanted) in pairs]
     passed, total = sum(not verdict for verdict in verdicts), len(cases.outputs)
     if passed == total:
         return 1.0, f"Passed: {_cases(total)}."

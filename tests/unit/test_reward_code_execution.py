@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_engine.config_rewards import CodeExecutionReward
 from grpo_engine.reward.code_execution import metric, whole_program
-from grpo_engine.reward.program_cases import StreamCases
+from grpo_engine.reward.program_cases import Cases, StreamCases, read_cases
 from grpo_engine.reward.program_tests import CallCases
 from grpo_engine.reward.program_verdicts import judge, same_output
 from grpo_engine.reward.sandbox.jobs import CheckJob, End, Job, Outcome, ProgramJob, Run
@@ -34,7 +34,7 @@ class Passing:
         return [Outcome("finished", reports=((True, "passed"),) * 2, complete=True) for _ in jobs]
 
 
-def score(texts: Sequence[str], runner: Passing, **columns: object) -> list[RewardPart]:
+def score(texts: Sequence[str], runner: Passing, **columns: Any) -> list[RewardPart]:
     asked = prompt(**columns)
     return metric(CodeExecutionReward(time_limit_s=3), runner).score([asked] * len(texts), list(map(completion, texts)))
 
@@ -61,6 +61,26 @@ def test_inputs_go_to_one_job() -> None:
     runner = Passing()
     score(["```\nprint(input())\n```"], runner, inputs=["1", "2"], outputs=["1", "2"])
     assert runner.batches == [[ProgramJob("print(input())\n", ("1", "2"), 3)]]
+
+
+def test_where_a_share_is_credited_a_failure_does_not_keep_the_other_inputs_back() -> None:
+    runner = Passing()
+    asked = prompt(inputs=["1", "2"], outputs=["1", "2"])
+    config = CodeExecutionReward(credit="share", time_limit_s=3)
+    metric(config, runner).score([asked], [completion("```\nprint(input())\n```")])
+    assert runner.batches == [[ProgramJob("print(input())\n", ("1", "2"), 3, every_input=True)]]
+
+
+def test_the_tests_of_a_group_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def read(columns: Mapping[str, Any], *given: Any, **named: Any) -> Cases:
+        seen.append(columns)
+        return read_cases(columns, *given, **named)
+
+    monkeypatch.setattr("grpo_engine.reward.code_execution.read_cases", read)
+    score([RIGHT] * 16, Passing(), test_list=ASSERTS)
+    assert len(seen) == 1
 
 
 def test_a_prompt_without_tests_abstains_and_runs_nothing() -> None:
@@ -168,7 +188,7 @@ def test_outputs_that_never_came_have_not_passed() -> None:
     cases = StreamCases(("a", "b", "c"), ("1", "2", "3"))
     assert judge(cases, streams("1", "2", "3"), "all") == (1.0, "Passed: 3 cases.")
     said = "Time limit in case 2: gone. 1 of 3 cases passed."
-    assert judge(cases, streams("1", end="time"), "share") == (pytest.approx(1 / 3), said)
+    assert judge(cases, streams("1", end="time"), "share") == (1 / 3, said)
     assert judge(cases, streams("1", end="time"), "all") == (0.0, said)
 
 
@@ -176,6 +196,15 @@ def test_cut_output_is_not_compared() -> None:
     outcome = Outcome("finished", complete=True, runs=(Run("finished", stdout="1", output_cut=True),))
     said = "Wrong answer in case 1: it printed more than is kept. 0 of 1 cases passed."
     assert judge(StreamCases(("",), ("1",)), outcome, "all") == (0.0, said)
+
+
+def test_an_output_that_cannot_be_kept_whole_is_a_fault_of_the_data() -> None:
+    runs = (Run("finished", stdout="1"), Run("finished", stdout="22", output_cut=True))
+    cases = StreamCases(("", ""), ("1", "222"))
+    for credit in ("all", "share"):
+        value, said = judge(cases, Outcome("finished", complete=True, runs=runs), credit)
+        assert value is None
+        assert "wanted in case 2 is longer" in said
 
 
 @given(st.lists(st.text(alphabet="ab1 ", max_size=5), max_size=5), st.sampled_from(["", "\n", "\n\n", " \n"]))

@@ -148,6 +148,23 @@ def test_asserts_of_a_list_find_the_functions_that_they_name() -> None:
     assert run(cases, "def area(r): return 3.14159265359 * r * r") == [(True, "passed")] * 2
 
 
+def test_modules_of_the_standard_library_are_not_the_programs_to_define() -> None:
+    forged = "class math:\n    def isclose(*a, **k): return True\ndef area(r): return 0\n"
+    cases = assert_tests(["assert math.isclose(area(1), 3.14, rel_tol=0.01)"], first_failure_ends=False)
+    assert (cases.defines, cases.num_cases) == ("area", 1)
+    assert [passed for passed, _ in run(cases, forged)] == [False]
+    assert run(cases, "def area(r): return 3.14 * r * r") == [(True, "passed")]
+    assert [passed for passed, _ in run(check("    assert math.isclose(candidate(1, 2), 4)\n"), ADD + forged)] == [
+        False
+    ]
+
+
+def test_what_is_called_like_a_module_but_is_none_is_the_programs() -> None:
+    cases = assert_tests(["assert copy([3, 1]) == [3, 1]", "assert queue.pop() == 2", "assert string.longest() == 'a'"])
+    program = "class queue:\n    def pop(): return 2\nclass string:\n    def longest(): return 'a'\ncopy = list\n"
+    assert run(cases, program) == [(True, "passed")] * 3
+
+
 def test_setup_may_use_what_the_program_defines() -> None:
     cases = assert_tests(["assert height(root) == 1"], "root = Node(1)")
     assert run(cases, "class Node:\n    def __init__(self, n): self.n = n\ndef height(node): return node.n") == [

@@ -113,6 +113,14 @@ def test_runs_share_one_limit_and_stop_at_the_first_that_does_not_finish() -> No
     assert (told.end, told.error, told.complete, told.num_processes) == ("exited", "exit status 2", False, 2)
 
 
+@pytest.mark.parametrize(("status", "ends"), [(2 << 8, ["exited", "finished"]), (int(signal.SIGXCPU), ["time"])])
+def test_every_input_is_tried_while_there_is_time(status: int, ends: list[str]) -> None:
+    failed, well = Reply(ended={"program": (status, 0.1)}), Reply(ended={"program": (0, 0.1)})
+    told = outcome(ProgramJob("", ("1", "2"), every_input=True), (failed, b""), (well, b""))
+    assert [run.end for run in told.runs] == ends
+    assert (told.end, told.complete) == (ends[0], False)
+
+
 def test_what_the_sandbox_could_not_do_is_not_held_against_the_program() -> None:
     assert outcome(ProgramJob(""), (Reply(refused="cannot fork"), b"")).end == "refused"
     assert outcome(CheckJob("", ""), (Reply(refused="cannot fork"), b"")).end == "refused"

@@ -23,6 +23,9 @@ _ENDS: dict[str, End] = {
     "compile_error": "compile_error", "exception": "exception", "exited": "exited", "memory": "memory",
 }  # fmt: skip
 
+_HOPELESS: tuple[End, ...] = ("time", "compile_error")
+"""After such a run no other can do better."""
+
 
 def conduct(job: Job, config: SandboxConfig) -> Conduct:
     """Requests of one job, one after another; the reply to each is sent in, the outcome is what it returns."""
@@ -98,15 +101,13 @@ def _program(job: ProgramJob, config: SandboxConfig) -> Conduct:
         runs.append(Run(end, error[:_MAX_ERROR], _text(out.data), _text(errors.data)[-_TAIL:], out.cut))
         left_s -= reply.wall_s
         cpu_s += _cpu_s(reply)
-        if end != "finished":
+        if end in _HOPELESS or (end != "finished" and not job.every_input):
             break
-    if not runs:
-        return Outcome("finished", complete=True)
-    last = runs[-1]
-    whole = len(runs) == len(job.stdins) and last.end == "finished"
+    failed = next((run for run in runs if run.end != "finished"), None)
+    ended: tuple[End, str] = (failed.end, failed.error) if failed else ("finished", "")
     wall_s = job.time_limit_s - left_s
     return Outcome(
-        last.end, last.error, complete=whole, runs=tuple(runs), wall_s=wall_s, cpu_s=cpu_s, num_processes=len(runs)
+        *ended, complete=failed is None, runs=tuple(runs), wall_s=wall_s, cpu_s=cpu_s, num_processes=len(runs)
     )
 
 

@@ -47,7 +47,10 @@ class ProgramJob:
     program: str
     stdins: tuple[str, ...] = ("",)
     time_limit_s: float = 5.0
-    """Wall-clock seconds for all runs together. After a run that did not finish no other starts."""
+    """Wall-clock seconds for all runs together."""
+    every_input: bool = False
+    """Run it for the other inputs too when it failed on one, as long as there is time; else the first failure ends the
+    job."""
 
 
 Job = CheckJob | ProgramJob
@@ -72,7 +75,7 @@ class Outcome:
     """What the sandbox says about one job."""
 
     end: End
-    """Of a ProgramJob: that of the last run that started."""
+    """Of a ProgramJob: that of the first run that did not finish."""
     error: str = ""
     """One line for a person, at most 300 characters; empty when finished."""
     reports: tuple[tuple[bool, str], ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -39,8 +40,9 @@ class Cell:
         self._uids = uids
         self._filter = seccomp.Filter() if seccomp.supported() else None
 
-    def enter(self, role: int, limits: Limits, folder: str) -> None:
-        """Confine the calling process: own session already made, descriptors already closed. Raises OSError."""
+    def enter(self, server: int, role: int, limits: Limits, folder: str) -> None:
+        """Confine the calling process: own session already made, descriptors already closed. Raises OSError, also when
+        `server`, which forked it, has ended."""
         os.chdir(folder)
         _limit(limits)
         if self._uids is not None:
@@ -50,6 +52,8 @@ class Cell:
         # After the change of user, which takes the death signal back.
         self._prctl(_PR_SET_NO_NEW_PRIVS, 1)
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:  # nobody would be left to end this process
+            raise ProcessLookupError(errno.ESRCH, "the sandbox's server has ended")
         self._prctl(_PR_SET_DUMPABLE, 0)
         if self._rules is not None:
             landlock.restrict(self.libc, self._rules[role])

@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from . import candidate, examiner, landlock, script, wire
@@ -97,8 +97,9 @@ class Server:
                 self._start_script(started, header, *descriptors)
             return self._watch(started, time.monotonic() + header["time_limit_s"], header["folder_bytes"])
         finally:
-            for pid in started.values():
+            for pid in started.values():  # only when something raised
                 self._kill(pid)
+                os.waitpid(pid, 0)
 
     def _start_check(
         self, started: dict[str, int], header: dict[str, Any], program: int, tests: int, output: int, verdict: int
@@ -131,13 +132,14 @@ class Server:
             header["file_bytes"],
             header["max_processes"] + self._others_of_user(),
         )
+        server = os.getpid()
         pid = os.fork()
         if pid:
             return pid
-        self._confined(role, limits, standard, kept, main)
+        self._confined(server, role, limits, standard, kept, main)
 
     def _confined(
-        self, role: int, limits: Limits, standard: list[int], kept: list[int], main: Callable[[], None]
+        self, server: int, role: int, limits: Limits, standard: list[int], kept: list[int], main: Callable[[], None]
     ) -> NoReturn:
         """In the forked process: nothing but `kept` stays open, then confine, then run."""
         status = 1
@@ -149,7 +151,7 @@ class Server:
                 os.dup2(source, target)
             self._close_others([*kept, *self._kept, *self._rules])
             os.environ["TMPDIR"] = self._folder
-            self._cell.enter(role, limits, self._folder if role == _PROGRAM else "/")
+            self._cell.enter(server, role, limits, self._folder if role == _PROGRAM else "/")
             main()
             status = 0
         except wire.Closed:  # the tests are through
@@ -208,17 +210,11 @@ class Server:
                 kill(pid, signal.SIGKILL)
 
     def _is_overfull(self, folder_bytes: int) -> bool:
-        count = size = 0
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                count += 1
-                size += entry.stat(follow_symlinks=False).st_blocks * 512
-                if count > _MAX_FILES:
-                    return True
-        return size > folder_bytes
+        with os.scandir(self._folder) as entries:
+            return is_overfull(entries, folder_bytes)
 
     def _clean(self) -> None:
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+        with os.scandir(self._folder) as entries:
             for entry in entries:
                 os.unlink(entry.path)
 
@@ -230,6 +226,17 @@ class Server:
         if time.monotonic() - when > _COUNT_S or not count:
             self._counted = (time.monotonic(), _threads_of(os.getuid()))
         return self._counted[1]
+
+
+def is_overfull(entries: Iterable[os.DirEntry[str]], folder_bytes: int) -> bool:
+    """Whether files of one folder are too many, or take more room. One that goes away meanwhile hides no other."""
+    size = 0
+    for count, entry in enumerate(entries, 1):
+        with contextlib.suppress(OSError):
+            size += entry.stat(follow_symlinks=False).st_blocks * 512
+        if count > _MAX_FILES:
+            return True
+    return size > folder_bytes
 
 
 def _reap(started: dict[str, int], ended: dict[str, list[float]]) -> None:

@@ -1,0 +1,54 @@
+"""What a slot's server decides for itself, without a program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from grpo_engine.reward.sandbox.inside.server import is_overfull
+
+
+@dataclass
+class Entry:
+    """A file of so many blocks of 512 bytes; None: it has gone since the folder was read."""
+
+    blocks: int | None
+
+    def stat(self, *, follow_symlinks: bool) -> Entry:
+        if self.blocks is None:
+            raise FileNotFoundError
+        return self
+
+    @property
+    def st_blocks(self) -> int:
+        assert self.blocks is not None
+        return self.blocks
+
+
+@pytest.mark.parametrize(
+    ("blocks", "full"),
+    [([2, 2], False), ([2, 3], True), ([None, 2, None, 3], True), ([], False), ([0] * 4096, False), ([0] * 4097, True)],
+)
+def test_a_folder_is_overfull_whatever_vanishes_from_it_meanwhile(blocks: list[int | None], full: bool) -> None:
+    assert is_overfull(cast("list[os.DirEntry[str]]", [Entry(count) for count in blocks]), 4 * 512) is full
+
+
+def test_a_process_whose_server_has_ended_runs_nothing() -> None:
+    code = (
+        "import ctypes\n"
+        "from grpo_engine.reward.sandbox.inside.confine import Cell, Limits\n"
+        "Cell(ctypes.CDLL(None), None, None).enter({server}, 0, Limits(5, 1 << 32, 1 << 20, 999), '/')\n"
+        "print('confined')"
+    )
+    own = "__import__('os').getppid()"
+    said = [
+        subprocess.run([sys.executable, "-c", code.format(server=server)], capture_output=True, text=True, timeout=60)
+        for server in (own, f"{own} + 1")
+    ]
+    assert [one.stdout for one in said] == ["confined\n", ""]
+    assert "server has ended" in said[1].stderr
