@@ -94,7 +94,7 @@ def _shaped_by_more_than_parts(about: dict[str, Any]) -> bool:
 
 
 def _scored(groups: Sequence[Sequence[Row]], rewards: Composite) -> list[Group]:
-    prompts = [_prompt(rows[0]) for rows in groups for _ in rows]
+    prompts = [prompt for rows in groups for prompt in [_prompt(rows[0])] * len(rows)]
     completions = [_completion(row) for rows in groups for row in rows]
     pairs = iter(list(zip(completions, rewards.score(prompts, completions), strict=True)))
     return [
