@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grpo_engine.model.attention import CACHE_ARGUMENT, AttentionCache
 from grpo_engine.model.logprobs import head_is_separate
+from grpo_engine.rollout.lean import LeanLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,17 @@ class Forward:
         self.device = next(model.parameters()).device
         self._head: Any = model.get_output_embeddings() if head_is_separate(model) else None  # type: ignore[no-untyped-call]
         self._accepted = inspect.signature(model.forward).parameters
+        self.lean: LeanLayers | None = None
+        """Layers written out, for steps, where a probe found them exact."""
+        self.uses_lean = False
+        """`open_rows` says so for a batch: nobody watches the modules."""
+
+    def step(self, ids_BQ: Tensor, positions_BQ: Tensor, cache: AttentionCache) -> Outputs:
+        """Outputs of Q tokens of B rows whose earlier ones the cache holds."""
+        if self.lean is None or self._head is None or not self.uses_lean:
+            return self(ids_BQ, positions_BQ, {CACHE_ARGUMENT: cache})
+        hidden_BQH = self.lean(ids_BQ, positions_BQ, cache)
+        return Outputs(self._head(hidden_BQH), hidden_BQH)
 
     def __call__(
         self, ids_BQ: Tensor, positions_BQ: Tensor, arguments: Mapping[str, Any], read_N: Tensor | None = None

@@ -11,6 +11,7 @@ from grpo_engine.model.attention import has_packed_attention, use_plain_attentio
 from grpo_engine.model.logprobs import packing_is_exact
 from grpo_engine.model.memory_limit import is_out_of_memory
 from grpo_engine.rollout.forward import Forward
+from grpo_engine.rollout.lean import lean_layers
 from grpo_engine.rollout.padded_rows import PaddedRows
 from grpo_engine.rollout.rows import Rows, SharedRows
 
@@ -21,6 +22,7 @@ PROBE_TOLERANCE = 1e-4
 
 def open_rows(forward: Forward, *, shared: bool, room_tokens: int) -> Rows:
     """An empty batch; `shared` as `shared_rows_are_exact` said, `room_tokens`: tokens a row reserved at first."""
+    forward.uses_lean = forward.lean is not None and not forward.lean.are_watched
     return SharedRows(forward, room_tokens=room_tokens) if shared else PaddedRows(forward)
 
 
@@ -38,9 +40,26 @@ def shared_rows_are_exact(forward: Forward) -> bool:
     finally:
         if not exact and not was_set:
             use_plain_attention(forward.model)
-    if not exact:
+    if exact:
+        _use_lean_layers(forward)
+    else:
         log.info("%s cannot share prompts between rows: each row keeps a copy", type(forward.model).__name__)
     return exact
+
+
+def _use_lean_layers(forward: Forward) -> None:
+    """Steps go through layers written out where the same tiny batch comes out right."""
+    forward.lean = lean_layers(forward.model)
+    forward.uses_lean = True
+    try:
+        exact = _shared_equals_plain(forward)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        log.debug("lean layers", exc_info=True)
+        exact = False
+    if not exact:
+        forward.lean = None
 
 
 def _shared_equals_plain(forward: Forward) -> bool:

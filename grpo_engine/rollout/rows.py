@@ -98,7 +98,7 @@ class SharedRows:
         start_B = np.concatenate([block.prompt_lengths_B + block.lengths_B for block in self._blocks])
         # A finished row that still waits for `select`, or a draft too long, must not run past the model's positions.
         position_BQ = (start_B[:, None] + np.arange(num_tokens)).clip(max=self._forward.max_context_tokens - 1)
-        return self._forward(tokens_BQ, self._forward.tensor(position_BQ), {CACHE_ARGUMENT: self})
+        return self._forward.step(tokens_BQ, self._forward.tensor(position_BQ), self)
 
     def keep(self, count_B: Tensor) -> None:
         counts = np.asarray(count_B.tolist(), dtype=np.int64)

@@ -17,7 +17,7 @@ from grpo_engine.rollout.padded_rows import PaddedRows
 from grpo_engine.rollout.rows import Rows, SharedRows
 from tests.unit.tiny_models import tiny_model
 
-SHARED = ("llama", "mistral", "qwen2", "gpt2", "untied", "gemma2")
+SHARED = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "untied", "gemma2")
 PADDED = (*SHARED, "bloom")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [4], [9, 3]]
 KINDS = [(family, SharedRows) for family in SHARED] + [(family, PaddedRows) for family in PADDED]

@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from grpo_engine.model.tokenizer import character_tokenizer
@@ -40,7 +42,8 @@ WIDTHS: dict[str, Any] = {
 
 def tiny_model(family: str) -> PreTrainedModel:
     """A seeded model in float32: llama; untied; wide (more ids than the tokenizer); mistral (2 key-value heads, window
-    6); qwen2 (one windowed layer); gemma2 (capped logits, windows); gpt2; bloom (ALiBi)."""
+    6); qwen2 (one windowed layer); qwen3 (normed heads, one windowed layer); gemma2 (capped logits, windows); gpt2;
+    bloom (ALiBi)."""
     torch.manual_seed(7)
     model: Any
     if family == "llama":
@@ -61,6 +64,9 @@ def tiny_model(family: str) -> PreTrainedModel:
     elif family == "qwen2":
         layers = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
         model = Qwen2ForCausalLM(Qwen2Config(**WIDTHS, num_key_value_heads=2, **layers))
+    elif family == "qwen3":
+        layers = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "head_dim": 12}
+        model = Qwen3ForCausalLM(Qwen3Config(**WIDTHS, num_key_value_heads=2, **layers))
     else:
         shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
         dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}

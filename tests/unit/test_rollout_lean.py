@@ -1,0 +1,101 @@
+"""Layers written out for steps: which models get them, and that they are the modules' own results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
+
+from grpo_engine.rollout import lean
+from grpo_engine.rollout.forward import Forward
+from grpo_engine.rollout.lean import lean_layers
+from grpo_engine.rollout.open_rows import open_rows, shared_rows_are_exact
+from grpo_engine.rollout.rows import SharedRows
+from tests.unit.tiny_models import tiny_model
+
+PROMPT, FED = [5, 6, 7, 8, 9, 10, 11, 12], [[3, 4, 9]]
+
+
+def opened(model: PreTrainedModel) -> Forward:
+    forward = Forward(model.train(False), 64)
+    assert shared_rows_are_exact(forward)
+    return forward
+
+
+@torch.no_grad()
+def differences(forward: Forward) -> tuple[float, float]:
+    """Largest difference of a step's logits, and of its hidden states, from the modules' own."""
+    outputs = []
+    for written_out in (True, False):
+        forward.uses_lean = written_out
+        rows = SharedRows(forward)
+        rows.admit([PROMPT], [1])
+        outputs.append(rows.feed(torch.tensor(FED)))
+    ours, theirs = outputs
+    assert ours.hidden_BQH is not None
+    assert theirs.hidden_BQH is not None
+    return (
+        float((ours.logits_BQV - theirs.logits_BQV).abs().max()),
+        float((ours.hidden_BQH - theirs.hidden_BQH).abs().max()),
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "untied", "wide", "mistral", "qwen2", "qwen3"])
+def test_a_step_through_them_is_the_step_through_the_modules(family: str) -> None:
+    forward = opened(tiny_model(family))
+    assert forward.lean is not None
+    assert max(differences(forward)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
+def test_other_models_keep_their_modules(family: str) -> None:
+    assert opened(tiny_model(family)).lean is None
+
+
+def test_new_weights_count_at_once() -> None:
+    model = tiny_model("qwen3")
+    forward = opened(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert max(differences(forward)) < 1e-5
+
+
+def test_bfloat16_autocast_gives_what_the_modules_give_under_it() -> None:
+    forward = opened(tiny_model("llama"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert max(differences(forward)) < 0.05
+
+
+def test_an_exchanged_module_or_another_activation_is_left_to_the_library() -> None:
+    assert lean_layers(tiny_model("llama")) is not None
+    adapted: Any = get_peft_model(tiny_model("llama"), LoraConfig(target_modules=["o_proj"]))
+    assert lean_layers(adapted.get_base_model()) is None
+    other = tiny_model("llama")
+    other.config.hidden_act = "gelu"
+    assert lean_layers(other) is None
+
+
+def test_layers_that_come_out_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "_rotated", lambda heads, *_: heads)
+    assert opened(tiny_model("llama")).lean is None
+
+
+def test_layers_that_raise_are_not_used() -> None:
+    assert opened(tiny_model("llama").double()).lean is None
+
+
+def test_whoever_watches_a_module_sees_every_step() -> None:
+    model: Any = tiny_model("llama")
+    forward = opened(model)
+    open_rows(forward, shared=True, room_tokens=8)
+    assert forward.uses_lean
+    seen = []
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    rows = open_rows(forward, shared=True, room_tokens=8)
+    rows.admit([PROMPT], [1])
+    rows.feed(torch.tensor(FED))
+    assert len(seen) == 2
