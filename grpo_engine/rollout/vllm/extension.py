@@ -8,6 +8,7 @@ than the one they were written for are refused.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -29,8 +30,12 @@ from vllm.v1.sample.sampler import Sampler
 
 from grpo_engine.errors import RolloutUnavailable
 from grpo_engine.rollout.vllm.cpu_fixes import mend_sampling, pack_heads, tied_heads
+from grpo_engine.rollout.vllm.in_place import InPlace
 from grpo_engine.rollout.vllm.options import WEIGHT_BACKEND
+from grpo_engine.rollout.vllm.plain_layers import obstacle
 from grpo_engine.rollout.vllm.widening import top_logprobs, widened
+
+log = logging.getLogger("cohort")
 
 RELEASE = "0.32."
 
@@ -60,31 +65,52 @@ class CohortWeights(WeightTransferEngine[CohortInit, CohortUpdate]):  # type: ig
 
     init_info_cls = CohortInit
     update_info_cls = CohortUpdate
+    supports_draft_weight_update = False
+
+    in_place: InPlace | None = None
+    """How updates are made; None = by vLLM's own reload."""
+    _is_planned = False
 
     def init_transfer_engine(self, init_info: CohortInit) -> None:
-        return
+        """Decide how updates are made. Servers are told so before each of them."""
+        if self._is_planned:
+            return
+        self._is_planned = True
+        reason = obstacle(self.model)
+        if reason is None:
+            self.in_place = InPlace(self.model)
+        else:
+            log.info("vLLM takes new weights by its own reload, which is slower: %s", reason)
 
     def start_weight_update(self) -> None:
-        self._tied = tied_heads(self.model)
-        initialize_layerwise_reload(self.model)
+        if self.in_place is None:
+            self._tied = tied_heads(self.model)
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: CohortUpdate) -> None:
         weights = update_info.weights if update_info.weights is not None else _read(update_info.path)
+        if self.in_place is not None:
+            self.in_place.load(weights)
+            return
         try:
             self.model.load_weights(weights)
             absent = _absent(self.model, self._tied)
             if absent:
                 raise ValueError(f"the update lacks weights of {len(absent)} layers, {absent[0]} among them")
         except BaseException:
-            # Else the next update would count the tensors that this one left behind.
+            # Else the next update would count the tensors that this one left behind, and vLLM load a refused one again.
+            for layer in self.model.modules():
+                info = get_layerwise_info(layer)
+                info.loaded_weights, info.load_numel = [], 0
             finalize_layerwise_reload(self.model, self.model_config)
             raise
 
     def finish_weight_update(self) -> None:
-        # vLLM warns "ParallelLMHead: Failed to load weights" of a tied head, which no update names, and puts the old
-        # one back; packing makes it the embedding's.
-        finalize_layerwise_reload(self.model, self.model_config)
-        pack_heads(self._tied)
+        if self.in_place is None:
+            # vLLM warns "ParallelLMHead: Failed to load weights" of a tied head, which no update names, and puts the
+            # old one back; packing makes it the embedding's.
+            finalize_layerwise_reload(self.model, self.model_config)
+            pack_heads(self._tied)
 
     def shutdown(self) -> None:
         return
