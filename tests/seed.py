@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from app.db import Database
 from app.ingest import ingest_attempt
+from app.liveness import ProcessIdentity
 from app.models import Attempt, Run, Worker, utc_now
 from app.runs.service import create_run
 from app.runs.states import lose_attempt, move_attempt, transition
@@ -26,7 +27,6 @@ from grpo_engine.manifest import Manifest, list_files, manifest_sha256, total_by
 from grpo_engine.rollout_files import batch_name, write_batch
 from tests.seed_rollouts import make_groups, mtp_values, rl_values, rollout_values, shared_values, stage_config
 from workers.claim import claim
-from workers.identity import ProcessIdentity
 
 SFT_STEPS = 30
 RL_STEPS = 24

@@ -16,10 +16,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.db import Database
+from app.liveness import ProcessIdentity
 from app.models import Worker, utc_now
 from app.settings import Settings
 from workers.devices import Device
-from workers.identity import ProcessIdentity
 from workers.strays import end_strays
 
 log = logging.getLogger("cohort.worker")

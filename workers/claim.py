@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.liveness import ProcessIdentity
 from app.models import Attempt, Run, Worker, utc_now
 from app.runs.states import transition
-from workers.identity import ProcessIdentity
 
 TOKEN_BYTES = 16
 

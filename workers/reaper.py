@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,39 +18,16 @@ from sqlalchemy.orm import Session
 
 from app.db import Database
 from app.ingest import ingest_attempt
+from app.liveness import Stillness, boot_id, exists
 from app.models import Attempt, JournalEvent, Run, Worker, utc_now
 from app.runs.states import ACTIVE_ATTEMPT_STATES, HELD_STATES, lose_attempt, move_attempt, transition
 from app.settings import Settings
 from grpo_engine.events import JOURNAL_NAME
-from workers.identity import boot_id, exists
 from workers.outcome import Ending, decide
 from workers.supervisor import AWAY
 
 ACTOR = "reaper"
 log = logging.getLogger("cohort.reaper")
-
-
-class Stillness:
-    """For how long each counter has not moved, counted from when this watcher first saw it."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: dict[Hashable, tuple[int, float]] = {}
-
-    def seconds(self, key: Hashable, counter: int) -> float:
-        now = self._clock()
-        known = self._seen.get(key)
-        if known is None or known[0] != counter:
-            self._seen[key] = counter, now
-            return 0.0
-        return now - known[1]
-
-    def keep_only(self, keys: set[Hashable]) -> None:
-        self._seen = {key: value for key, value in self._seen.items() if key in keys}
-
-    def forget(self) -> None:
-        """Begin anew: while the database was away, nobody could beat."""
-        self._seen.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import update
 
 from app.db import Database
+from app.liveness import ProcessIdentity, exists
 from app.models import Attempt, Base, Run, Worker
 from app.settings import Settings
 from grpo_engine.events import Journal
 from tests.rows import add_attempt, add_run
-from workers.identity import ProcessIdentity, exists
 from workers.reaper import Reaper
 from workers.scheduler import call_workers
 

@@ -1,9 +1,11 @@
-"""Who a process is, so that a later one with the same number is not taken for it."""
+"""Who a process is, so that a later one with the same number is not taken for it, and how long it has been silent."""
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,3 +47,26 @@ def start_ticks(pid: int) -> int | None:
 def exists(pid: int, process_started: int) -> bool:
     """Whether exactly this process of this host still lives."""
     return start_ticks(pid) == process_started
+
+
+class Stillness:
+    """For how long each counter has not moved, counted from when this watcher first saw it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[Hashable, tuple[int, float]] = {}
+
+    def seconds(self, key: Hashable, counter: int) -> float:
+        now = self._clock()
+        known = self._seen.get(key)
+        if known is None or known[0] != counter:
+            self._seen[key] = counter, now
+            return 0.0
+        return now - known[1]
+
+    def keep_only(self, keys: set[Hashable]) -> None:
+        self._seen = {key: value for key, value in self._seen.items() if key in keys}
+
+    def forget(self) -> None:
+        """Begin anew: while the database was away, nobody could beat."""
+        self._seen.clear()
