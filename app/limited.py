@@ -6,16 +6,21 @@ killed with all that it started.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
+
+from app.errors import Invalid, Unavailable
+from grpo_engine.errors import Problem
 
 MAX_PRINTED_BYTES = 4 << 20
 GONE_WITHIN_S = 5.0
@@ -48,6 +53,33 @@ def run_engine(arguments: Sequence[str], folder: Path, limit_s: float, given: st
             _kill_all(child)
         printed = _tail(out) or _tail(err)
     return status, printed
+
+
+def ask_engine(
+    arguments: Sequence[str], folder: Path, limit_s: float, given: str = "", *, doing: str, advice: str
+) -> dict[str, Any]:
+    """The JSON object that the command prints. Raises Unavailable when it takes too long, or ends without one.
+
+    `doing`: the subject of the sentence that says so, such as "The check"; `advice`: what that sentence ends with."""
+    status, printed = run_engine(arguments, folder, limit_s, given)
+    if status is None:
+        raise Unavailable(f"{doing} took longer than {limit_s:g} s and was ended; {advice}.")
+    try:
+        answer = json.loads(printed)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise Unavailable(f"{doing} ended with status {status} and no answer: {printed[-500:]}")
+    return answer
+
+
+def raise_problems(answer: Mapping[str, Any], prefixes: Sequence[str] = ()) -> None:
+    """Raises Invalid with what the engine refuses; `prefixes` are taken off the names of fields."""
+    problems = [Problem(**told) for told in answer.get("problems", ())]
+    for prefix in prefixes:
+        problems = [replace(problem, field=problem.field.removeprefix(prefix)) for problem in problems]
+    if problems:
+        raise Invalid.of(problems)
 
 
 def _kill_all(child: subprocess.Popen[bytes]) -> None:

@@ -22,7 +22,7 @@ from app.findings.api import router as findings
 from app.metrics.api import router as metrics
 from app.rewards.api import router as rewards
 from app.rewards.replay_api import router as replays
-from app.rewards.replays import give_up_on_interrupted
+from app.rewards.replay_owners import replays_kept
 from app.rollouts.api import router as rollouts
 from app.runs.api import router as runs
 from app.runs.log_api import router as logs
@@ -77,8 +77,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     check_bind(app.state.settings, app.state.database)
-    give_up_on_interrupted(app.state.database)
-    yield
+    with replays_kept(app.state.database, app.state.settings):
+        yield
     app.state.database.dispose()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.errors import Unavailable
-from app.limited import run_engine
+from app.limited import ask_engine
 from app.rewards.service import custom_names
 from app.settings import Settings
 from grpo_engine.config import RunConfig
@@ -23,17 +21,8 @@ def check(settings: Settings, config: RunConfig, sources: Mapping[str, str]) -> 
     with tempfile.TemporaryDirectory(prefix="cohort-check-") as name:
         folder = Path(name)
         arguments = _arguments(folder, config, sources)
-        status, report = run_engine(arguments, folder, settings.preflight_limit_s)
-    if status is None:
-        raise Unavailable(
-            f"The check took longer than {settings.preflight_limit_s:g} s and was ended; "
-            "a custom reward that never returns is the usual cause."
-        )
-    try:
-        answer: dict[str, Any] = json.loads(report)
-    except ValueError as error:
-        raise Unavailable(f"The check ended with status {status} and no report: {report[-500:]}") from error
-    return answer
+        advice = "a custom reward that never returns is the usual cause"
+        return ask_engine(arguments, folder, settings.preflight_limit_s, doing="The check", advice=advice)
 
 
 def _arguments(folder: Path, config: RunConfig, sources: Mapping[str, str]) -> list[str]:

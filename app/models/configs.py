@@ -6,7 +6,7 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, WithCreation, WithId
@@ -56,3 +56,9 @@ class Replay(WithId, WithCreation, Base):
     summary: Mapped[dict[str, Any] | None]
     """What `python -m grpo_engine replay` prints; its examples say `attempt` as well."""
     ended_at: Mapped[datetime | None]
+    boot_id: Mapped[str | None] = mapped_column(String(40))
+    pid: Mapped[int | None]
+    process_started: Mapped[int | None] = mapped_column(BigInteger)
+    """With the two before it: the web process that works on it."""
+    beats: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Raised by that process while the replay is open."""

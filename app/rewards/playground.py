@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.errors import Forbidden, Invalid, NotFound, Unavailable
-from app.limited import run_engine
+from app.errors import Forbidden, Invalid, NotFound
+from app.limited import ask_engine, raise_problems
 from app.models import User
 from app.rewards.service import get_source
 from app.rollouts.views import PartView, Segment
@@ -87,6 +87,13 @@ def read_columns(text: str, gold: str) -> dict[str, Any]:
     return columns | ({"answer": gold} if gold else {})
 
 
+def rewards_of_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stage of a stored config is rewarded for, as `read_rewards` takes it."""
+    needs_data = any(part["kind"] == "gym" for part in stage["rewards"])
+    kept = ("rewards", "reward_clip", "data") if needs_data else ("rewards", "reward_clip")
+    return {name: stage[name] for name in kept if stage.get(name) is not None}
+
+
 def check_parts(session: Session, user: User, config: Mapping[str, Any]) -> dict[str, str]:
     """Source text of the custom parts. Raises Invalid for parts that need a model or are not registered, Forbidden
     where the user may not have code executed here."""
@@ -115,24 +122,12 @@ def judge(settings: Settings, config: Mapping[str, Any], sources: Mapping[str, s
     """Raises Invalid with what the engine refuses, Unavailable when it takes too long or dies."""
     request = {"config": dict(config), "sources": dict(sources), "items": [item]}
     with tempfile.TemporaryDirectory(prefix="cohort-score-") as name:
-        status, printed = run_engine(["score"], Path(name), settings.preflight_limit_s, json.dumps(request))
-    if status is None:
-        raise Unavailable(
-            f"Judging took longer than {settings.preflight_limit_s:g} s and was ended; a program or a reward of one's "
-            "own that never returns is the usual cause."
-        )
-    try:
-        answer: dict[str, Any] = json.loads(printed)
-    except ValueError as error:
-        raise Unavailable(f"Judging ended with status {status} and no answer: {printed[-500:]}") from error
-    if "problems" in answer:
-        raise Invalid.of([_problem(problem) for problem in answer["problems"]])
+        answer = ask_engine(
+            ["score"], Path(name), settings.preflight_limit_s, json.dumps(request), doing="Judging",
+            advice="a program or a reward of one's own that never returns is the usual cause",
+        )  # fmt: skip
+    raise_problems(answer, ("config.", "items.0."))
     return _judged(answer, item["completion"])
-
-
-def _problem(told: Mapping[str, str]) -> Problem:
-    field = told["field"].removeprefix("config.").removeprefix("items.0.")
-    return Problem(field, told["value"], told["message"], told["remedy"])
 
 
 # ---------------------------------------------------------------- the answer

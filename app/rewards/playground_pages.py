@@ -121,9 +121,7 @@ def _stored(session: Session, store: AppStore, run: Run, place: str, completion:
     """A completion of a run with its dataset row and the rewards of its stage. Raises NotFound."""
     group = rollouts.group(session, store, run, *place_numbers(place, 3))
     row = group.completions[min(max(completion, 0), len(group.completions) - 1)]
-    stage = run.config["stages"][stage_index(group.batch.stage)]
-    config = {name: stage[name] for name in ("rewards", "reward_clip") if stage.get(name) is not None}
-    config |= {"data": stage["data"]} if any(part["kind"] == "gym" for part in stage["rewards"]) else {}
+    config = playground.rewards_of_stage(run.config["stages"][stage_index(group.batch.stage)])
     columns = json.dumps(group.columns, ensure_ascii=False, indent=1)
     source = f"run {run.number}, group {place}, completion {row.index + 1}"
     return Draft(group.prompt_text, row.text, "", columns, (), yaml_text(config), source)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.errors import AppError
 from app.formatting import fixed, percent, signed
 from app.models import Replay, RolloutBatch, Run
-from app.rewards import replays
+from app.rewards import playground, replays
 from app.rollouts.batches import batch_query
 from app.runs.service import get_run
 from app.runs.side import group_url
@@ -118,8 +118,7 @@ def _own_rewards(run: Run) -> str:
     """The rewards of the run's last stage that has any, to be changed."""
     for stage in reversed(run.config["stages"]):
         if "rewards" in stage:
-            kept = {name: stage[name] for name in ("rewards", "reward_clip") if stage.get(name) is not None}
-            return yaml_text(kept)
+            return yaml_text(playground.rewards_of_stage(stage))
     return ""
 
 

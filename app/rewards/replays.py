@@ -1,7 +1,7 @@
 """Replays: a run's stored rollouts scored again by other rewards, one at a time, by a child process with a time limit.
 
-The row is the truth. It is made queued, a thread of this web application takes it after the commit, and it ends
-completed with its summary or failed with a sentence. One that a restart cut off is marked so at the next start.
+The row is the truth. It is made queued, a thread of this web process takes it after the commit, and it ends completed
+with its summary or failed with a sentence. replay_owners.py gives up those whose process has gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
 from app.db import Database
-from app.errors import Invalid, NotFound, Unavailable
-from app.limited import run_engine
+from app.errors import AppError, Invalid, NotFound
+from app.limited import ask_engine, raise_problems
+from app.liveness import ProcessIdentity
 from app.models import Replay, Run, User, utc_now
 from app.rewards import playground
 from app.rollouts.batches import BatchView, batch_query, batch_view
@@ -37,7 +38,6 @@ from grpo_engine.rollout_files import spread
 logger = logging.getLogger(__name__)
 MAX_BATCHES = 200
 """Scored of a stage; of more as many are taken, evenly spread."""
-RESTARTED = "The web application was started again before this was done; start the replay again."
 _one_at_a_time = threading.Lock()
 
 
@@ -60,7 +60,8 @@ def create(
     key = _stage_key(session, run, stage)
     config = read_config(given, key)
     playground.check_parts(session, user, config)
-    row = Replay(run_id=run.id, owner_id=user.id, stage=key, config=config, summary=None, ended_at=None)
+    worked_on_by = asdict(ProcessIdentity.own())
+    row = Replay(run_id=run.id, owner_id=user.id, stage=key, config=config, **worked_on_by)
     session.add(row)
     session.flush()
     replay_id = row.id
@@ -82,16 +83,6 @@ def get_replay(session: Session, run: Run, replay_id: uuid.UUID) -> Replay:
     return row
 
 
-def give_up_on_interrupted(database: Database) -> None:
-    """At a start: whatever stands there as queued or running, nobody works on."""
-    open_states = Replay.state.in_(("queued", "running"))
-    with database.read() as session:
-        if session.scalar(select(Replay.id).where(open_states).limit(1)) is None:
-            return
-    with database.write() as session:
-        session.execute(update(Replay).where(open_states).values(state="failed", message=RESTARTED, ended_at=utc_now()))
-
-
 # ---------------------------------------------------------------- config and rollouts
 def read_config(given: Mapping[str, Any] | str, stage: str) -> dict[str, Any]:
     """The rewards to score with: of a run config those of the same stage, else of its only RL stage. Raises Invalid."""
@@ -106,8 +97,7 @@ def read_config(given: Mapping[str, Any] | str, stage: str) -> dict[str, Any]:
     if chosen is None:
         message = "which stage's rewards are meant is not clear"
         raise Invalid.of([Problem("stages", stage, message, "give only the rewards of one")])
-    kept = {"rewards", "reward_clip"} | ({"data"} if any(part.kind == "gym" for part in chosen.rewards) else set())
-    return chosen.model_dump(mode="json", include=kept, exclude_none=True)
+    return playground.rewards_of_stage(chosen.model_dump(mode="json", exclude_none=True))
 
 
 def _stage_key(session: Session, run: Run, stage: str | None) -> str:
@@ -142,7 +132,7 @@ def work(job: Job, replay_id: uuid.UUID) -> None:
     with _one_at_a_time:
         try:
             _finish(job, replay_id, state="completed", summary=_scored(job, replay_id))
-        except (Unavailable, NotFound, Invalid) as error:
+        except AppError as error:
             _finish(job, replay_id, state="failed", message=error.detail)
         except Exception:
             logger.exception("replay %s failed", replay_id)
@@ -164,8 +154,13 @@ def _scored(job: Job, replay_id: uuid.UUID) -> dict[str, Any]:
         sources = playground.check_parts(session, owner, config)
     with tempfile.TemporaryDirectory(prefix="cohort-replay-") as name:
         arguments = _arguments(Path(name), job.store, views, config, sources, stage, job.settings.replay_limit_s)
-        status, printed = run_engine(arguments, Path(name), job.settings.replay_limit_s)
-    return _summary(status, printed, views, job.settings.replay_limit_s)
+        advice = "score fewer parts, or use the command line"
+        summary = ask_engine(arguments, Path(name), job.settings.replay_limit_s, doing="It", advice=advice)
+    raise_problems(summary)
+    attempts = {view.batch: view.attempt for view in views}
+    for example in summary["examples"]:
+        example["attempt"] = attempts.get(example["batch"])
+    return summary
 
 
 def _arguments(
@@ -196,20 +191,3 @@ def _local_file(folder: Path, store: ArtifactStore, view: BatchView) -> Path:
     with store.open(view.key) as source, open(path, "wb") as target:
         shutil.copyfileobj(source, target)
     return path
-
-
-def _summary(status: int | None, printed: str, views: list[BatchView], limit_s: float) -> dict[str, Any]:
-    if status is None:
-        raise Unavailable(
-            f"It took longer than {limit_s:g} s and was ended; score fewer parts, or use the command line."
-        )
-    try:
-        answer: dict[str, Any] = json.loads(printed)
-    except ValueError as error:
-        raise Unavailable(f"It ended with status {status} and no answer: {printed[-500:]}") from error
-    if "problems" in answer:
-        raise Invalid.of([Problem(**problem) for problem in answer["problems"]])
-    attempts = {view.batch: view.attempt for view in views}
-    for example in answer["examples"]:
-        example["attempt"] = attempts.get(example["batch"])
-    return answer

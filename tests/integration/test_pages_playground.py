@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.rewards import playground
 from tests.callers import bearer, browser, make_user
 
 HTML = {"Accept": "text/html"}
@@ -97,3 +98,12 @@ def test_a_stored_completion_is_filled_in_with_its_stages_rewards(seeded_app: Fa
         assert "max_tokens: 64" in text
         assert client.get("/rewards/playground?run=1&place=9", headers=HTML).status_code == 400
         assert client.get("/rewards/playground", headers=bearer(seeded_app) | HTML).status_code == 200
+
+
+def test_what_a_stage_of_the_gym_is_rewarded_for_needs_its_data() -> None:
+    data, gym, form = {"source": "reasoning_gym", "task": "chain_sum"}, {"kind": "gym"}, {"kind": "format"}
+    stage = {"data": data, "rewards": [gym], "reward_clip": None, "num_steps": 2}
+    assert playground.rewards_of_stage(stage) == {"data": data, "rewards": [gym]}
+    assert playground.rewards_of_stage(stage | {"rewards": [form], "reward_clip": [0, 1]}) == {
+        "rewards": [form], "reward_clip": [0, 1]
+    }  # fmt: skip

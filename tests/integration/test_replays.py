@@ -10,10 +10,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.artifacts import open_store
-from app.models import Replay
 from app.rewards import replays
 from app.runs.service import get_run
-from app.users.service import ensure_first_user
 from tests.callers import bearer, browser, make_user
 from tests.waiting import wait_until
 
@@ -82,16 +80,6 @@ def test_who_may_not_run_or_execute_code_may_not_replay(seeded_app: FastAPI, see
     assert seeded.post(URL, json=custom, headers=bearer(seeded_app, ["read", "run"])).status_code == 403
     plain = {"config": {"rewards": [ACCURACY]}}
     assert seeded.post(URL, json=plain, headers=bearer(seeded_app, ["read"])).status_code == 403
-
-
-def test_one_that_a_restart_cut_off_is_told(seeded_app: FastAPI) -> None:
-    with seeded_app.state.database.write() as session:
-        run, owner = get_run(session, 1), ensure_first_user(session)
-        row = Replay(run_id=run.id, owner_id=owner.id, stage="1-rl", config={"rewards": []}, state="running")
-        session.add(row)
-    with TestClient(seeded_app, headers=bearer(seeded_app)) as client:
-        told = client.get(f"{URL}/{row.id}").json()
-    assert (told["state"], told["message"]) == ("failed", replays.RESTARTED)
 
 
 def test_rollouts_that_are_gone_end_it_with_a_sentence(seeded_app: FastAPI, seeded: TestClient) -> None:
