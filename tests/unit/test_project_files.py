@@ -76,6 +76,10 @@ def test_containers_get_only_paths_that_exist() -> None:
             assert all((ROOT / source).exists() for source in line.split()), line
 
 
+def test_workers_in_containers_can_have_the_strongest_sandbox() -> None:
+    assert "install -y --no-install-recommends bubblewrap" in (ROOT / "docker/Dockerfile.worker").read_text()
+
+
 TARGETS = "demo up install test lint test-unit test-integration test-e2e test-slow bench-training clean"
 
 
