@@ -30,10 +30,11 @@ Values = npt.NDArray[np.float64]
 
 def uncertainty(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of a batch; without two parts that have opinions there is no disagreement to tell."""
-    tables = [_values(group) for group in groups if group.rollouts and group.rollouts[0].parts]
-    if not tables:
+    judged = [group for group in groups if group.rollouts and group.rollouts[0].parts]
+    if not judged:
         return {}
-    names = [part.name for part in groups[0].rollouts[0].parts]
+    tables = [_values(group) for group in judged]
+    names = [part.name for part in judged[0].rollouts[0].parts]
     spreads = {
         f"reward/part/{name}/spread": spread
         for index, name in enumerate(names)

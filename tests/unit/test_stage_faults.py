@@ -66,6 +66,11 @@ def test_ties_and_abstentions_have_no_opinion() -> None:
     assert "reward/part_disagreement" not in uncertainty(with_parts({"a": [0.0, 1.0]}))
 
 
+def test_a_group_without_completions_says_nothing() -> None:
+    first, second = with_parts({"a": [0.0, 1.0]}, {"a": [0.0, 1.0]})
+    assert uncertainty([replace(first, rollouts=[]), second]) == uncertainty([second])
+
+
 def test_the_spread_of_a_part_is_its_deviation_within_groups() -> None:
     values = uncertainty(with_parts({"judge": [0.0, 1.0]}, {"judge": [9.0, 9.0]}, {"judge": [4.0, None]}))
     assert values["reward/part/judge/spread"] == pytest.approx((0.25 / 2) ** 0.5)
