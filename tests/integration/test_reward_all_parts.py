@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config import RLStage
+from grpo_engine.errors import RewardError
 from grpo_engine.reward.composite import Composite, build_rewards, reward_bounds
 from grpo_engine.reward.resources import RewardResources
 from grpo_engine.types import Completion, Group, Prompt, Rollout
@@ -62,3 +63,17 @@ def test_no_part_breaks_or_leaves_its_range_on_hostile_text(text: str, rewards: 
     assert all(part.value is None or 0 <= part.value <= 1 for part in rollout.parts)
     assert rollout.reward is None or lowest <= rollout.reward <= highest
     assert {part.name: part.counted for part in rollout.parts}["accuracy"] in (0.0, None)
+
+
+def test_a_stage_of_the_gym_is_scored_by_its_tasks_own_scorer_under_its_options() -> None:
+    data = {"source": "reasoning_gym", "task": "countdown", "options": {"min_numbers": 3, "max_numbers": 3}}
+    stage = RLStage.model_validate({"data": data, "rewards": [{"kind": "gym"}, {"kind": "gym", "extract": "boxed"}]})
+    asked = Prompt("p", 0, "Q", [1], {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}})
+    with closing(build_rewards(stage, RewardResources(num_processes=1))) as rewards:
+        [parts] = rewards.score([asked], [Completion([0], "2 + 1", "stop", [], [])])
+        assert [(part.name, part.value) for part in parts] == [("gym", 1.0), ("gym_2", 0.0)]
+        assert all(function.version.startswith("gym@") for function in rewards.functions)
+    unknown = stage.model_copy(update={"data": stage.data.model_copy(update={"task": "no_such_task"})})
+    refused = pytest.raises(RewardError, match="no_such_task")
+    with closing(build_rewards(unknown, RewardResources(num_processes=1))) as rewards, refused:
+        rewards.score([asked], [Completion([0], "2 + 1", "stop", [], [])])

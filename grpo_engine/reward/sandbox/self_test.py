@@ -123,8 +123,7 @@ def decoys(config: SandboxConfig) -> Iterator[dict[str, object]]:
             path.chmod(0o777)
         os.environ["COHORT_DECOY"] = "a secret"
         stack.callback(os.environ.pop, "COHORT_DECOY", None)
-        decoy = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-        stack.callback(decoy.wait)
+        decoy = stack.enter_context(subprocess.Popen(["sleep", "3600"], start_new_session=True))
         stack.callback(decoy.kill)
         yield {
             "PORT": listener.getsockname()[1],
