@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -13,10 +14,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.db import Database
-from app.main import create_app
 from app.migrate import upgrade
 from app.settings import Settings
 from tests import seed
+from tests.applications import application
 from tests.callers import bearer
 from tests.postgres import PostgresServer
 from tests.typed import typed
@@ -29,6 +30,15 @@ os.environ.setdefault("COHORT_SANDBOX_CHECK", "false")
 # Cases are the same on every machine, and a loaded one may take its time.
 hypothesis.settings.register_profile("cohort", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("cohort")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported by then, half a million objects, stays to the end: the collector need not look at it again."""
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +99,7 @@ def any_database(any_settings: Settings) -> Iterator[Database]:
 
 @pytest.fixture
 def app(settings: Settings) -> Iterator[FastAPI]:
-    made = create_app(settings)
+    made = application(settings)
     yield made
     made.state.database.dispose()
 
@@ -130,7 +140,7 @@ def seeded_settings(tmp_path: Path, seeded_home: Path) -> Settings:
 
 @pytest.fixture
 def seeded_app(seeded_settings: Settings) -> Iterator[FastAPI]:
-    made = create_app(seeded_settings)
+    made = application(seeded_settings)
     yield made
     made.state.database.dispose()
 
@@ -145,15 +155,48 @@ def seeded(seeded_app: FastAPI) -> Iterator[TestClient]:
 @pytest.fixture
 def any_client(any_settings: Settings) -> Iterator[TestClient]:
     """The first local user of an empty application, on SQLite and on PostgreSQL in turn."""
-    app = create_app(any_settings)
+    app = application(any_settings)
     with TestClient(app, headers=bearer(app)) as client:
         yield client
 
 
-@pytest.fixture
-def any_seeded(any_settings: Settings, any_database: Database) -> Iterator[TestClient]:
+@pytest.fixture(scope="session")
+def one_run_home(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one finished run in SQLite; to be copied, never changed."""
+    home = tmp_path_factory.mktemp("one-run") / "home"
+    home.mkdir()
+    shutil.copy(sqlite_template, home / "cohort.db")
+    return _with_one_run(Settings(home=home))
+
+
+@pytest.fixture(scope="session")
+def one_run_in_postgres(
+    postgres: PostgresServer, postgres_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """The same in PostgreSQL: the home, and the name of a database to be copied."""
+    name = postgres.create(postgres_template)
+    home = tmp_path_factory.mktemp("one-run-postgres") / "home"
+    return _with_one_run(Settings(home=home, database_url=postgres.url(name))), name
+
+
+def _with_one_run(settings: Settings) -> Path:
+    database = Database(settings.resolved_database_url)
+    seed.finished_run(database, settings)
+    database.dispose()
+    return settings.home
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def any_seeded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestClient]:
     """The first local user with one finished run, on SQLite and on PostgreSQL in turn."""
-    seed.finished_run(any_database, any_settings)
-    app = create_app(any_settings)
+    settings = Settings(home=tmp_path / "any-seeded")
+    if request.param == "sqlite":
+        home: Path = request.getfixturevalue("one_run_home")
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        home, name = request.getfixturevalue("one_run_in_postgres")
+        settings = settings.model_copy(update={"database_url": server.url(server.create(name))})
+    shutil.copytree(home, settings.home)
+    app = application(settings)
     with TestClient(app, headers=bearer(app)) as client:
         yield client

@@ -18,9 +18,9 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
 from app.db import Database
-from app.main import create_app
 from app.settings import Settings
 from app.users.service import ensure_first_user, make_login_link
+from tests.applications import application
 from tests.waiting import wait_until
 
 CHROMIUM = "/usr/bin/chromium"
@@ -66,7 +66,7 @@ def web(seeded_settings: Settings) -> Iterator[Web]:
     """The application on a copy of the seeded home: run 1 completed, 2 running, 3 failed."""
     port = free_port()
     settings = seeded_settings.model_copy(update={"port": port})
-    yield from served(create_app(settings), settings, port)
+    yield from served(application(settings), settings, port)
 
 
 @pytest.fixture(scope="package")

@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from app.main import create_app
 from app.models import ApiToken, IdempotencyKey, Run
 from app.settings import Settings
 from tests import seed
+from tests.applications import application
 from tests.callers import bearer
 
 BODY = {"config": seed.config().model_dump(mode="json")}
@@ -90,7 +90,7 @@ def test_a_key_of_no_use_is_refused(client: TestClient, key: str) -> None:
 
 
 def test_twins_sent_at_once_make_one_run(any_settings: Settings) -> None:
-    app = create_app(any_settings)
+    app = application(any_settings)
     client = TestClient(app, headers={**KEY, **bearer(app)})
     ready = threading.Barrier(6)
 

@@ -10,8 +10,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.main import create_app
 from app.settings import Settings
 from tests import routes
+from tests.applications import application
 from tests.callers import browser
 
 WALK = """
@@ -30,6 +32,22 @@ with TestClient(app, headers=bearer(app)) as client:
 loaded = {"torch", "transformers", "vllm", "deepspeed"} & sys.modules.keys()
 assert not loaded, loaded
 """
+
+
+def route_facts(route: Any) -> tuple[Any, ...]:
+    return type(route), route.path, route.name, getattr(route, "methods", None)
+
+
+def test_the_applications_of_tests_are_as_those_of_users(seeded_settings: Settings) -> None:
+    application(seeded_settings)
+    shared, own = application(seeded_settings), create_app(seeded_settings)
+    assert list(map(route_facts, shared.routes)) == list(map(route_facts, own.routes))
+    assert list(shared.state) == list(own.state)
+    for name in ("settings", "secret_key", "error_page"):
+        assert shared.state[name] == own.state[name]
+    assert shared.state.database.url == own.state.database.url
+    for app in (shared, own):
+        app.state.database.dispose()
 
 
 def test_no_route_loads_torch_or_transformers(seeded_settings: Settings) -> None:
