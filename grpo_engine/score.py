@@ -20,12 +20,13 @@ from contextlib import closing
 from dataclasses import asdict
 from importlib import import_module
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
 from grpo_engine.config import DataConfig, RewardConfig, RLStage, SandboxConfig
 from grpo_engine.config_base import Config
+from grpo_engine.config_errors import problems_of
 from grpo_engine.config_gates import learned_names
 from grpo_engine.errors import InvalidConfig, Problem, RewardError
 from grpo_engine.reward.behaviours import count_behaviours
@@ -36,6 +37,7 @@ from grpo_engine.types import Completion, FinishReason, Group, Prompt, Rollout
 CHARACTERS_PER_TOKEN = 4
 """A guess, where the number of tokens is not given: text that was pasted was never tokenized."""
 MAX_ITEMS = 4096
+Model = TypeVar("Model", bound=Config)
 
 
 class ScoreConfig(Config):
@@ -48,10 +50,10 @@ class ScoreConfig(Config):
     """Of the stage; the gym reward takes its task from it."""
 
     def stage(self) -> RLStage:
-        """Raises ValidationError where the parts do not fit together."""
+        """Raises InvalidConfig where the parts do not fit together."""
         data = {"source": "addition"} if self.data is None else self.data.model_dump()
         rewards = [part.model_dump() for part in self.rewards]
-        return RLStage.model_validate({"data": data, "rewards": rewards, "reward_clip": self.reward_clip})
+        return _validated(RLStage, {"data": data, "rewards": rewards, "reward_clip": self.reward_clip})
 
 
 class ScoreItem(Config):
@@ -75,8 +77,8 @@ class ScoreRequest(Config):
 
 
 def score(request: ScoreRequest) -> dict[str, Any]:
-    """What the module's docstring says. Raises RewardError when a part cannot be built, ValidationError when the parts
-    do not fit together. Call it in a process's main thread."""
+    """What the module's docstring says. Raises RewardError when a part cannot be built, InvalidConfig when the parts do
+    not fit together. Call it in a process's main thread."""
     started = time.monotonic()
     resources = RewardResources(request.sources, request.config.sandbox, num_processes=1)
     if learned_names(request.config.rewards):
@@ -138,20 +140,25 @@ def main(arguments: argparse.Namespace) -> int:
     """Exit status: 0 scored, 2 refused."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            answer = score(ScoreRequest.model_validate_json(sys.stdin.read()))
+            answer = score(_validated(ScoreRequest, json.load(sys.stdin)))
         status = 0
-    except (ValidationError, InvalidConfig, RewardError) as error:
+    except (json.JSONDecodeError, InvalidConfig, RewardError) as error:
         answer, status = {"problems": [asdict(problem) for problem in _problems(error)]}, 2
     print(json.dumps(answer))
     return status
 
 
+def _validated(kind: type[Model], data: Any) -> Model:
+    """Raises InvalidConfig with every fault of the data."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise InvalidConfig(problems_of(error, data)) from error
+
+
 def _problems(error: Exception) -> list[Problem]:
     if isinstance(error, InvalidConfig):
         return error.problems
-    if isinstance(error, ValidationError):
-        return [
-            Problem(".".join(map(str, fault["loc"])), str(fault.get("input"))[:200], fault["msg"], "correct it")
-            for fault in error.errors(include_url=False)
-        ]
-    return [Problem("config.rewards", "", str(error), "correct the part, or leave it out")]
+    if isinstance(error, RewardError):
+        return [Problem("config.rewards", "", str(error), "correct the part, or leave it out")]
+    return [Problem("", "", f"the request is not JSON: {error}", "write it as the module's docstring says")]

@@ -59,6 +59,13 @@ def test_what_is_wrong_is_said_and_the_form_keeps_what_was_typed(app: FastAPI) -
         assert "&lt;think&gt;wait, 2+3" in text, changes
 
 
+def test_an_unknown_kind_is_named_with_those_there_are(app: FastAPI) -> None:
+    _, text = posted(app, yaml="rewards: [{kind: nope}]")
+    assert "rewards.0.kind" in text
+    assert "is not known here" in text
+    assert "use one of accuracy, format" in text
+
+
 def test_ones_own_reward_is_called_for_those_who_may_execute_code(app: FastAPI, client: TestClient) -> None:
     source = "def reward(completions, **columns):\n    return [0.75 for _ in completions]\n"
     assert client.post("/api/v1/rewards", json={"name": "mine", "source": source}).status_code == 201
