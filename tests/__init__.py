@@ -4,4 +4,5 @@ import gc
 import sys
 
 if "pytest" in sys.modules:
-    gc.disable()  # conftest.py enables it when all is imported: a tenth of the suite's time went into looking for garbage
+    # conftest.py enables it when all is imported; looking for garbage again and again took a tenth of the time.
+    gc.disable()

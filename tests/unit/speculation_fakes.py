@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import product
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from grpo_engine.config import SamplingConfig
@@ -105,7 +107,13 @@ def requests(count: int, prompt: Sequence[int] = (0,), seed: int = 1) -> list[Sa
 
 def sample_numbers(asked: Sequence[SampleRequest], count: int) -> Tensor:
     """[B, count] of the streams `sample`."""
-    return torch.from_numpy(np.stack([uniforms(count, "sample", *request.stream) for request in asked]))
+    return torch.from_numpy(np.stack([_sample_numbers(count, request.stream) for request in asked]))
+
+
+@cache
+def _sample_numbers(count: int, stream: tuple[int, ...]) -> NDArray[np.float64]:
+    """Thousands of rows are the same in several tests."""
+    return uniforms(count, "sample", *stream)
 
 
 def decode(

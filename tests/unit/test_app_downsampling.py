@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def points_of(values: list[float | None], first: int = 1) -> list[PointData]:
 def walks(draw: st.DrawFn) -> list[float | None]:
     """Long enough to be thinned: distinct values in any order, some not numbers."""
     size = draw(st.integers(1, 400))
-    random = draw(st.randoms(use_true_random=False))
+    random = Random(draw(st.integers(0, 2**32)))
     values: list[float | None] = [float(value) for value in random.sample(range(-1000, 1000), size)]
     return [None if random.random() < 0.05 else value for value in values]
 
