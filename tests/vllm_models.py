@@ -51,10 +51,10 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def vllm_model(family: str, *, tied: bool = True, seed: int = 7) -> PreTrainedModel:
+def vllm_model(family: str, *, tied: bool = True, seed: int = 7, **shape: Any) -> PreTrainedModel:
     """A seeded float32 model: llama; mistral (2 key-value heads, window 16); qwen2 (2 key-value heads, biases)."""
     torch.manual_seed(seed)
-    shape = SHAPE | {"tie_word_embeddings": tied}
+    shape = SHAPE | {"tie_word_embeddings": tied} | shape
     model: Any
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=4))

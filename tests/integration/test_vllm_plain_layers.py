@@ -58,7 +58,7 @@ def recorded(model: nn.Module) -> nn.Module:
 def in_place(model: nn.Module) -> Any:
     from grpo_engine.rollout.vllm.in_place import InPlace
 
-    return InPlace(recorded(model))
+    return InPlace(recorded(model), is_eager=True)
 
 
 def expected(seed: int) -> list[Tensor]:

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
 from tests.vllm_models import of_vllm, requests, settings, start_vllm, vllm_model, worst_gap
 
 pytestmark = of_vllm
-KINDS = [("llama", True), ("llama", False), ("mistral", True), ("qwen2", False)]
+SMALL, LARGE = {"hidden_size": 128}, {"hidden_size": 512, "initializer_range": 0.05}
+"""Of LARGE every matrix is packed on the CPU; of SMALL one of each layer."""
+KINDS = [("llama", True, SMALL), ("llama", False, LARGE), ("mistral", True, LARGE), ("qwen2", False, SMALL)]
 WAYS = ["copies", "loaders", "reload"]
 """How an update may be made: along learned ways, by vLLM's loaders into the same places, by vLLM's reload."""
 
@@ -25,13 +27,14 @@ class Started:
     sampler: VLLMSampler
     family: str
     tied: bool
+    shape: dict[str, Any]
 
     def model(self, seed: int) -> PreTrainedModel:
         """No two parameters of two seeds are alike, norms and biases included."""
-        made = vllm_model(self.family, tied=self.tied, seed=seed)
+        made = vllm_model(self.family, tied=self.tied, seed=seed, **self.shape)
         with torch.no_grad():
             for parameter in made.parameters():
-                parameter.add_(torch.randn(parameter.shape), alpha=0.05)
+                parameter.add_(torch.randn(parameter.shape), alpha=0.02)
         return made
 
     def new(self, seed: int) -> dict[str, Tensor]:
@@ -54,25 +57,44 @@ class Started:
             self.receiver.in_place, in_place.ways = in_place, ways
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{'tied' if kind[1] else 'untied'}")
+@pytest.fixture(scope="module", params=KINDS, ids=["llama-tied", "llama-large", "mistral-tied-large", "qwen2"])
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    family, tied = request.param
-    sampler = start_vllm(vllm_model(family, tied=tied), tmp_path_factory.mktemp(family))
-    yield Started(sampler, family, tied)
+    family, tied, shape = request.param
+    sampler = start_vllm(vllm_model(family, tied=tied, **shape), tmp_path_factory.mktemp(family))
+    yield Started(sampler, family, tied, shape)
     sampler.close()
 
 
 @torch.no_grad()
 def state(model: Any) -> dict[str, Tensor]:
-    """Every parameter, and what every packed layer makes of the same rows."""
+    """Every parameter, and what every layer makes of the same rows."""
     found = {name: parameter.clone() for name, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(0)
     for name, layer in model.named_modules():
         if hasattr(layer, "cpu_linear") and "embed" not in name:
             width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
             rows = torch.randn(3, width, generator=generator)
-            found[f"{name} packed"] = layer.cpu_linear(rows, layer.weight, None)
+            found[f"{name} times rows"] = layer.cpu_linear(rows, layer.weight, None)
     return found
+
+
+def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    """vLLM's reload packs a small head, which an update in place does not."""
+    near = "lm_head times rows"
+    assert torch.allclose(found[near], expected[near], rtol=0, atol=1e-4)
+    return [name for name in found if name != near and not torch.equal(found[name], expected[name])]
+
+
+def packed(model: Any) -> set[str]:
+    return {name.split(".")[-2] for name, parameter in model.named_parameters() if parameter.numel() == 0}
+
+
+def test_matrices_are_packed_where_it_pays(started: Started) -> None:
+    large = started.shape == LARGE
+    expected = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"} if large else {"gate_up_proj"}
+    assert packed(started.receiver.model) == expected
+    [head] = [layer for name, layer in started.receiver.model.named_modules() if name == "lm_head"]
+    assert (head.cpu_linear is nn.functional.linear) == (not large)
 
 
 @pytest.mark.parametrize("how", ["copies", "loaders"])
@@ -85,8 +107,8 @@ def test_an_update_in_place_leaves_what_vllms_reload_leaves(started: Started, ho
     started.load(started.new(8), how)
     found = state(model)
     assert found.keys() == expected.keys()
-    assert sum(name.endswith("packed") for name in found) == 9  # four of each layer, and the head
-    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert sum(name.endswith("times rows") for name in found) == 9  # four of each layer, and the head
+    assert differing(found, expected) == []
     assert [name for name in found if found[name].numel() and torch.equal(found[name], other[name])] == []
 
 
@@ -117,8 +139,7 @@ def test_weights_go_in_any_order_of_any_type_and_where_they_lie_in_memory(starte
         flat = torch.cat([torch.zeros(5), tensor.detach().flatten()])[5:].view(tensor.shape)
         changed.append((name, (flat.double(), flat, flat.t().contiguous().t())[place % 3]))
     started.load([*changed, changed[0]])
-    found = state(started.receiver.model)
-    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert differing(state(started.receiver.model), expected) == []
 
 
 # ---------------------------------------------------------------- what is refused

@@ -52,6 +52,7 @@ class Engine:
             detokenize="stop" in arguments,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # they are this request's alone, so vLLM need not copy them deeply
         )
         # The salt keeps blocks of other weights from being found, whatever becomes of the reset.
         prompt = tokens_input(list(prompt_ids), cache_salt=str(version))

@@ -18,6 +18,7 @@ import torch
 import vllm
 from safetensors import safe_open
 from torch import Tensor, nn
+from vllm.config import CompilationMode
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
@@ -78,7 +79,8 @@ class CohortWeights(WeightTransferEngine[CohortInit, CohortUpdate]):  # type: ig
         self._is_planned = True
         reason = obstacle(self.model)
         if reason is None:
-            self.in_place = InPlace(self.model)
+            is_eager = self.vllm_config.compilation_config.mode == CompilationMode.NONE
+            self.in_place = InPlace(self.model, is_eager=is_eager)
         else:
             log.info("vLLM takes new weights by its own reload, which is slower: %s", reason)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vllm.platforms import current_platform
 
 from grpo_engine.rollout.vllm.moves import Given, Way, learn
-from grpo_engine.rollout.vllm.slots import heads_of, opened, slots_of
+from grpo_engine.rollout.vllm.slots import leave_small_unpacked, opened, slots_of, vocabularies_of
 
 log = logging.getLogger("cohort")
 
@@ -25,12 +25,18 @@ log = logging.getLogger("cohort")
 class InPlace:
     """Fills a model's parameters, again and again. Only for models without an obstacle."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_eager: bool) -> None:
+        """`is_eager`: no compiled graph knows by which function a layer multiplies."""
         self.ways: dict[str, Way] | None = None
         """Learned from the first complete update; empty where nothing could be."""
         self._model: Any = model
         self._slots = slots_of(model)
-        self._heads = heads_of(model) if current_platform.is_cpu() else []
+        self._packed: list[Any] = []
+        self._unpacked: list[Any] = []
+        if current_platform.is_cpu():
+            self._packed, self._unpacked = vocabularies_of(model, leave_small=is_eager)
+            if is_eager:
+                leave_small_unpacked(self._slots)
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -52,8 +58,10 @@ class InPlace:
                 slot.begin()
         if absent:
             raise ValueError(f"the update lacks weights of {len(absent)} layers, {next(iter(absent))} among them")
-        for head in self._heads:
-            head.quant_method.process_weights_after_loading(head)
+        for layer in self._packed:
+            layer.quant_method.process_weights_after_loading(layer)
+        for layer in self._unpacked:
+            layer.cpu_linear = nn.functional.linear
         if self.ways is None:
             self._learn(given)
 
