@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from grpo_engine.config import SamplingConfig
 from grpo_engine.config_rollout import MTPDrafts
 from grpo_engine.errors import InvalidConfig
 from grpo_engine.model.mtp import CompletionSlots, MTPHeads, embedded, head_logits
+from grpo_engine.model.truncation import kept_mask
 from grpo_engine.rollout.drafting import Drafter, Drafts
 from grpo_engine.rollout.mtp_drafter import CATCH_UP, WINDOW, MTPDrafter
 from grpo_engine.rollout.speculation import make_speculator
@@ -185,30 +187,35 @@ def test_drafts_longer_than_the_heads_go_on_and_leave_the_cache_right(depth: int
     scene.check(scene.propose(depth))
 
 
-def test_sampled_drafts_tell_the_distribution_they_came_from() -> None:
+@pytest.mark.parametrize("filters", [{"top_k": 6, "top_p": 0.9}, {"min_p": 0.3}, {"top_k": 3}, {"top_p": 0.5}])
+def test_sampled_drafts_tell_the_distribution_they_came_from(filters: dict[str, Any]) -> None:
+    sampling = SamplingConfig(temperature=0.7, **filters)
     scene = Scene(2)
     scene.admit(2)
     scene.confirm(1, 3)
-    drafts = scene.propose(2, TRUNCATED)
+    drafts = scene.propose(2, sampling)
     assert drafts.logprobs_BKV is not None
     for row, drafted, found_KV in zip(scene.rows, drafts.tokens_BK.tolist(), drafts.logprobs_BKV, strict=True):
         for place, logits_V in enumerate(scene.logits(row, drafted)):
             full_V = (logits_V / 0.7).softmax(-1)
-            kept_V = found_KV[place].isfinite()
+            kept_V = kept_mask((logits_V / 0.7)[None], sampling.top_k, sampling.top_p, sampling.min_p)[0]
             assert kept_V[drafted[place]]
-            assert 1 <= int(kept_V.sum()) <= 6
+            assert torch.equal(found_KV[place].isfinite(), kept_V)
             expected_V = torch.where(kept_V, full_V, torch.zeros_like(full_V))
             torch.testing.assert_close(found_KV[place].exp().double(), expected_V / expected_V.sum(), rtol=0, atol=1e-6)
 
 
-def test_the_numbers_decide_which_token_is_drafted() -> None:
-    drafter, count = Scene(1).drafter, 400
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_each_number_decides_which_token_is_drafted_in_its_place(place: int) -> None:
+    drafter, count = Scene(2).drafter, 400
     drafter.admit([[1]] * count, torch.full((count,), 3), torch.ones(count, WIDTH, dtype=torch.float64))
-    numbers_BK = torch.arange(count, dtype=torch.float64)[:, None] / count
-    drafts = drafter.propose(1, SamplingConfig(temperature=1.5), numbers_BK)
-    share_V = torch.bincount(drafts.tokens_BK[:, 0], minlength=VOCABULARY) / count
+    numbers_BK = torch.full((count, 3), 0.4, dtype=torch.float64)
+    numbers_BK[:, place] = torch.arange(count, dtype=torch.float64) / count
+    drafts = drafter.propose(3, SamplingConfig(temperature=1.5), numbers_BK)
+    assert all(len(set(drafts.tokens_BK[:, before].tolist())) == 1 for before in range(place))
+    share_V = torch.bincount(drafts.tokens_BK[:, place], minlength=VOCABULARY) / count
     assert drafts.logprobs_BKV is not None
-    torch.testing.assert_close(share_V, drafts.logprobs_BKV[0, 0].exp(), rtol=0, atol=0.006)
+    torch.testing.assert_close(share_V, drafts.logprobs_BKV[0, place].exp(), rtol=0, atol=0.006)
 
 
 def test_a_model_without_hidden_states_is_refused_in_words() -> None:

@@ -96,3 +96,31 @@ def test_all_rows_can_go_and_new_ones_come() -> None:
     made.select(torch.empty(0, dtype=torch.long))
     made.admit([[7, 8, 7]], torch.tensor([8]), NO_HIDDEN)
     assert proposals(made, 2) == [[7, 8]]
+
+
+@pytest.mark.parametrize("missing", [-2, -1, 0, 1, 2, 3, 4, 5])
+def test_a_row_that_just_fills_the_buffer_or_just_does_not_goes_on(missing: int) -> None:
+    rows = [[1, 2, 1]]
+    made = drafter(rows)
+    long = [index % 7 for index in range(made._tokens_BT.shape[1] - missing)]
+    made.admit([long[:-1]], torch.tensor(long[-1:]), NO_HIDDEN)
+    rows.append(long)
+    for _ in range(120):
+        made.confirm(torch.tensor([[3, 1, 4], [6, 5, 3]]), torch.tensor([3, 3]), NO_HIDDEN)
+        rows = [rows[0] + [3, 1, 4], rows[1] + [6, 5, 3]]
+    assert proposals(made, 5) == [searched(row, 5, 2, 4) for row in rows]
+
+
+def test_drafts_that_are_never_kept_take_no_memory() -> None:
+    made = drafter([[1, 2, 1, 2]])
+    before = made._tokens_BT.shape
+    for _ in range(300):
+        made.confirm(torch.tensor([[1, 2, 1, 2]]), torch.tensor([0]), NO_HIDDEN)
+    assert made._tokens_BT.shape == before
+    assert proposals(made, 2) == [[1, 2]]
+
+
+def test_rows_shorter_than_any_match_are_padded_with_tokens_that_exist() -> None:
+    drafts = drafter([[7], [7, 3]], 1, 5).propose(3, SAMPLING, None)
+    assert drafts.lengths_B.tolist() == [0, 0]
+    assert (drafts.tokens_BK >= 0).all()
