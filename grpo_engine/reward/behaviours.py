@@ -7,7 +7,7 @@ are English first; Chinese, German, French and Spanish have the most common ones
 
 from __future__ import annotations
 
-from grpo_engine.reward.phrases import find_phrases
+from grpo_engine.reward.phrases import Phrases, words_in
 from grpo_engine.reward.prose import MAX_CHARACTERS
 from grpo_engine.reward.scripts import count_switches
 
@@ -57,6 +57,7 @@ PHRASES: dict[str, tuple[str, ...]] = {
         "de otro modo",
     ),
 }  # fmt: skip
+_PHRASES = {name: Phrases(phrases) for name, phrases in PHRASES.items()}
 _SAME_CHARACTERS = str.maketrans({"’": "'", "\n": " ", "\t": " ", "\r": " "})
 
 
@@ -64,6 +65,7 @@ def count_behaviours(text: str) -> dict[str, int]:
     """How often each of BEHAVIOURS appears in the first 200,000 characters; every name is there, many with 0."""
     text = text[:MAX_CHARACTERS]
     plain = text.translate(_SAME_CHARACTERS).lower()
-    counts = {name: len(find_phrases(plain, phrases)) for name, phrases in PHRASES.items()}
+    words = set(words_in(plain))
+    counts = {name: len(phrases.find(plain, words)) for name, phrases in _PHRASES.items()}
     counts["language_switches"] = count_switches(text)
     return counts

@@ -30,7 +30,7 @@ from grpo_engine.reward.phrases import find_phrase
 from grpo_engine.reward.prose import prose
 from grpo_engine.reward.scripts import TextPattern
 
-_WORD = TextPattern("{letters_digits}+(?:['’_-]{letters_digits}+)*|{unspaced}")
+_WORD = TextPattern("{letters_digits}+(?:['’_-]{letters_digits}+)*", "{unspaced}")
 # The end of a sentence: its sign, closing marks, and white space or the end of the text; no decimal point. A run of
 # signs is tried once, from its beginning, so that the time stays linear.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]*]{0,3}(?=\s|$)|[。！？]+")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from grpo_engine.config_rewards import InformationDensityReward
@@ -12,7 +12,7 @@ from grpo_engine.reward import density_words, phrases, prose, scripts
 from grpo_engine.reward.density_words import EMPTY_WORDS, FILLERS, NO_CONTENT
 from grpo_engine.reward.extraction import CLOSE_TAG, OPEN_TAG
 from grpo_engine.reward.metric import Judgement, Metric
-from grpo_engine.reward.phrases import find_phrases
+from grpo_engine.reward.phrases import Phrases
 from grpo_engine.reward.prose import capped
 from grpo_engine.reward.scripts import TextPattern
 from grpo_engine.reward.versions import module_source, version_of
@@ -20,9 +20,16 @@ from grpo_engine.types import Completion, Prompt
 
 MIN_WORDS = 5
 """Below this many words the metric abstains."""
+_FILLERS = Phrases(FILLERS)
 # Two characters of a script without blanks; else a word, or a term with its powers, indices and fractions.
-_WORD = TextPattern("{letters_digits}+(?:[.^/_]{letters_digits}+)*|{unspaced}{{1,2}}|" + NO_CONTENT)
+_WORD = TextPattern("{letters_digits}+(?:[.^/_]{letters_digits}+)*", "{unspaced}{{1,2}}", NO_CONTENT)
 _SENTENCE_END = re.compile(r"[.!?\n。！？](?:(?<=[\n。！？])|(?=\s))\s*")
+# Of ASCII text, letters, digits and ends of lines as they are, a point for what joins or may itself be a word, a blank
+# for anything else.
+_SPACED = bytes(
+    code if chr(code).isalnum() or chr(code) == "\n" else ord("." if chr(code) in ".^/_" + NO_CONTENT else " ")
+    for code in range(256)
+)
 # A sentence of this many words of content, of which this share stood in one earlier sentence, only restates it.
 _RESTATING_WORDS, _RESTATING_SHARE = 4, 0.8
 # Sentences that are remembered for each word; bounds the time for words that stand everywhere.
@@ -50,8 +57,8 @@ def _judge(whole: str) -> Judgement:
     text, note = capped(whole)
     said = _Said()
     lowered, num_fillers = _without_fillers(text.lower().replace(OPEN_TAG, "\n").replace(CLOSE_TAG, "\n"))
-    for sentence in _SENTENCE_END.split(lowered):
-        said.add(_WORD.findall(sentence))
+    for words in _words_of_sentences(lowered):
+        said.add(words)
     if said.num_words < MIN_WORDS:
         return Judgement(None, f"Only {said.num_words} words: too few to judge.", (0, len(text)))
     value = min(1.0, said.new / said.num_words)
@@ -62,9 +69,19 @@ def _judge(whole: str) -> Judgement:
     return Judgement(value, details + note, (0, len(text)))
 
 
+def _words_of_sentences(text: str) -> Iterator[list[str]]:
+    """What `_WORD` finds in each sentence; in ASCII most words are told by the blanks around them."""
+    sentences = _SENTENCE_END.split(text)
+    all_spaced = "\n".join(sentences).encode("ascii", "replace").translate(_SPACED).decode().split("\n")
+    for sentence, spaced in zip(sentences, all_spaced, strict=True):
+        yield spaced.split() if "." not in spaced and sentence.isascii() else _WORD.findall(sentence)
+
+
 def _without_fillers(text: str) -> tuple[str, int]:
     """`text` with as many empty words as each filler phrase has words in its place, and the number of phrases."""
-    found = find_phrases(text, FILLERS)
+    found = _FILLERS.find(text)
+    if not found:
+        return text, 0
     kept, end = [], 0
     for start, stop in found:
         kept += [text[end:start], f"{NO_CONTENT} " * len(text[start:stop].split())]
@@ -79,51 +96,47 @@ class _Said:
         self.num_words = 0
         self.new = 0.0
         self.num_restating = 0
-        self._sentences: dict[str, list[int]] = {}  # word of content -> the sentences it stood in
-        self._pairs: set[tuple[str, str]] = set()
+        self._places: dict[str, list[int]] = {}  # word of content -> the sentences it stood in
+        self._pairs: set[tuple[str, str]] = set()  # words of content that stood side by side
         self._num_sentences = 0
 
     def add(self, words: Sequence[str]) -> None:
-        """One sentence."""
-        self.num_words += len(words)
-        content = [word for word in words if word not in EMPTY_WORDS]
-        if not content:
-            return
-        distinct = set(content)
-        restates = self._restates(distinct)
-        worth = self._worth(content)
-        if restates:
-            self.num_restating += len(words)
-        else:
-            self.new += worth
-        self._remember(distinct)
-
-    def _worth(self, content: Sequence[str]) -> float:
-        """First appearances, and half of those that come back beside another word than before."""
-        sentences, pairs, fresh = self._sentences, self._pairs, set()
+        """One sentence. Its worth: first appearances, and half of those that come back beside another word than
+        before."""
+        all_places, pairs, here = self._places, self._pairs, self._num_sentences
+        known: dict[str, list[int]] = {}  # words of earlier sentences, with their places
         num_first = num_beside = 0
         previous = ""
-        for word in content:
+        for word in words:
+            if word in EMPTY_WORDS:
+                continue
             pair = (previous, word) if previous <= word else (word, previous)
-            if word not in sentences and word not in fresh:
-                fresh.add(word)
+            places = all_places.get(word)
+            if places is None:
+                all_places[word] = [here]
                 num_first += 1
-            elif previous and pair not in pairs:
-                num_beside += 1
+            else:
+                if places[-1] != here:
+                    known[word] = places
+                if previous and pair not in pairs:
+                    num_beside += 1
             pairs.add(pair)
             previous = word
-        return num_first + num_beside / 2
+        self.num_words += len(words)
+        if self._restates(num_first + len(known), known.values()):
+            self.num_restating += len(words)
+        else:
+            self.new += num_first + num_beside / 2
+        self._remember(known.values())
 
-    def _restates(self, distinct: set[str]) -> bool:
-        least = _RESTATING_SHARE * len(distinct)
-        places = [self._sentences[word] for word in distinct if word in self._sentences]
-        if len(distinct) < _RESTATING_WORDS or len(places) < least:
+    def _restates(self, num_distinct: int, known: Collection[list[int]]) -> bool:
+        least = _RESTATING_SHARE * num_distinct
+        if num_distinct < _RESTATING_WORDS or len(known) < least:
             return False
-        return max(Counter(chain.from_iterable(places)).values()) >= least
+        return max(Counter(chain.from_iterable(known)).values()) >= least
 
-    def _remember(self, distinct: set[str]) -> None:
-        for word in distinct:
-            places = self._sentences.setdefault(word, [])
+    def _remember(self, known: Collection[list[int]]) -> None:
+        for places in known:
             places.append(self._num_sentences)
             if len(places) > _REMEMBERED:
                 del places[1]

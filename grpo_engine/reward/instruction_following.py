@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from grpo_engine.config_rewards import InstructionFollowingReward
-from grpo_engine.reward import constraint_checks, constraints, extraction, json_schemas, language_consistency
+from grpo_engine.reward import constraint_checks, constraints, extraction, json_schemas, language_consistency, phrases
 from grpo_engine.reward.constraint_checks import check
 from grpo_engine.reward.constraints import Constraint, read_constraints
 from grpo_engine.reward.metric import Judgement, Metric
@@ -41,10 +41,14 @@ def metric(config: InstructionFollowingReward) -> Metric:
 
 
 def _version() -> str:
-    own = (__file__, constraints.__file__, constraint_checks.__file__, json_schemas.__file__, extraction.__file__)
+    modules = (constraints, constraint_checks, json_schemas, extraction, phrases)
+    files = [str(module.__file__) for module in modules]
     languages = language_consistency.version()
     return version_of(
-        "instruction_following", module_source(*own), languages.encode(), metadata.version("jsonschema").encode()
+        "instruction_following",
+        module_source(__file__, *files),
+        languages.encode(),
+        metadata.version("jsonschema").encode(),
     )
 
 

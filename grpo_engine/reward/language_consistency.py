@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -21,6 +20,8 @@ MIN_WORDS = 5
 """Below this many words the metric abstains."""
 # What py3langid needs to say anything; shorter sentences are joined with the next.
 _MIN_LETTERS, _MIN_SENTENCE_WORDS = 24, 4
+# Of ASCII text in small letters, letters and ends of lines as they are, a blank for anything else.
+_LETTERS_ONLY = bytes(code if chr(code) in "abcdefghijklmnopqrstuvwxyz\n" else ord(" ") for code in range(256))
 _SENTENCE_END = re.compile(r"[.!?;:\n。！？；](?:(?<=[\n。！？；])|(?=\s))\s*")
 
 
@@ -59,9 +60,9 @@ def _judge(wanted: str, text: str, span: tuple[int, int], note: str) -> Judgemen
     if total < MIN_WORDS:
         more = f" and {unclear:.0f} of unclear language" if unclear else ""
         return Judgement(None, f"Only {total:.0f} words outside code and mathematics{more}: too few to judge.", span)
-    rest = Counter({name: count for name, count in words.items() if name != wanted}).most_common(1)
-    other = f"; the most frequent other: {rest[0][0]}, {rest[0][1]:.0f} words" if rest else ""
-    value = words.get(wanted, 0.0) / total
+    value = words.pop(wanted, 0.0) / total
+    most = max(words, key=words.__getitem__, default=None)
+    other = f"; the most frequent other: {most}, {words[most]:.0f} words" if most is not None else ""
     return Judgement(value, f"{value:.0%} of {total:.0f} words are in {wanted!r}{other}.{note}", span)
 
 
@@ -100,11 +101,20 @@ def _chinese_or_japanese(text: str) -> dict[str, float]:
 
 
 def _sentences(text: str, pattern: re.Pattern[str]) -> Iterator[list[str]]:
-    """The words of each sentence; a short sentence is joined with what follows."""
+    """The words of each sentence; a short sentence is joined with what follows.
+
+    In ASCII there are but Latin words, which the blanks around them tell faster than the pattern does.
+    """
+    sentences = _SENTENCE_END.split(text)
+    all_spaced = "\n".join(sentences).encode("ascii", "replace").translate(_LETTERS_ONLY).decode().split("\n")
+    is_latin = pattern is WORD_PATTERNS["Latin"]
     words: list[str] = []
-    for sentence in _SENTENCE_END.split(text):
-        words += pattern.findall(sentence)
-        if len(words) >= _MIN_SENTENCE_WORDS and sum(map(len, words)) >= _MIN_LETTERS:
+    for sentence, spaced in zip(sentences, all_spaced, strict=True):
+        if is_latin and sentence.isascii():
+            words += [word for word in spaced.split() if len(word) > 1]
+        else:
+            words += pattern.findall(sentence)
+        if len(words) >= _MIN_SENTENCE_WORDS and len("".join(words)) >= _MIN_LETTERS:
             yield words
             words = []
     if words:

@@ -72,18 +72,21 @@ def _owners() -> dict[str, str]:
 
 def settled_by_function_words(wanted: str, words: Sequence[str]) -> bool:
     """Whether an eighth of the words, at least two, are function words of the wanted language and none of another."""
-    owners = _owners()
-    found = [owner for word in words if (owner := owners.get(word)) is not None]
-    enough = len(found) >= max(_LEAST_FUNCTION_WORDS, len(words) / 8)
-    return enough and found.count(wanted) == len(found)
+    found = list(filter(None, map(_owners().get, words)))
+    if len(found) < _LEAST_FUNCTION_WORDS or len(found) < len(words) / 8:
+        return False
+    return found.count(wanted) == len(found)
 
 
 def language_of(wanted: str, words: Sequence[str]) -> str:
     """The language of the sentence: `wanted`, another of its script, or "" where py3langid is not sure."""
-    best, *_ = ranked = _identifier(wanted).rank(" ".join(words))
-    if dict(ranked)[wanted] >= _ENOUGH:
-        return wanted
-    return str(best[0]) if best[0] != wanted and best[1] >= _CLEARLY_OTHER else ""
+    text = " ".join(words)
+    best, probability = _identifier(wanted).classify(text)
+    if best != wanted and probability == _ENOUGH:  # the wanted one may be as probable
+        best, probability = wanted, dict(_identifier(wanted).rank(text))[wanted]
+    if best == wanted:
+        return wanted if probability >= _ENOUGH else ""
+    return str(best) if probability >= _CLEARLY_OTHER else ""
 
 
 @cache

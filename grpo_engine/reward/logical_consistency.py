@@ -11,6 +11,7 @@ from grpo_engine.reward import (
     extraction,
     reasoning_claims,
     reasoning_conclusion,
+    reasoning_folding,
     reasoning_quantities,
     reasoning_variables,
 )
@@ -21,8 +22,8 @@ from grpo_engine.types import Completion, Prompt
 MAX_CHARACTERS = 100_000
 """What is looked at of a completion: its end, where the conclusion stands."""
 FILES = (
-    extraction.__file__, reasoning_claims.__file__, reasoning_conclusion.__file__, reasoning_quantities.__file__,
-    reasoning_variables.__file__,
+    extraction.__file__, reasoning_claims.__file__, reasoning_conclusion.__file__, reasoning_folding.__file__,
+    reasoning_quantities.__file__, reasoning_variables.__file__,
 )  # fmt: skip
 
 

@@ -19,12 +19,13 @@ _LONGEST_RULER = 500
 
 def find_markdown_faults(text: str) -> tuple[int, list[str]]:
     """How many marked-up elements `text` has, and what is wrong with those that do not render, without full stop."""
-    lines, elements, faults = _outside_fences(text)
+    fenced = "```" in text or "~~~" in text
+    lines, elements, faults = _outside_fences(text) if fenced else (text.split("\n"), 0, [])
     for line in lines:
         found, wrong = _check_line(line)
         elements, faults = elements + found, faults + wrong
-    bold_elements, bold_faults = _check_bold(lines)
-    table_elements, table_faults = _check_tables(lines)
+    bold_elements, bold_faults = _check_bold(lines) if "**" in text else (0, [])
+    table_elements, table_faults = _check_tables(lines) if "|" in text else (0, [])
     formulas = text.count("$$")
     if formulas % 2:
         faults.append("a formula opened by $$ is never closed")
@@ -48,7 +49,11 @@ def _outside_fences(text: str) -> tuple[list[str], int, list[str]]:
 
 
 def _check_line(line: str) -> tuple[int, list[str]]:
-    elements, faults = 0, []
+    elements = 0
+    faults: list[str] = []
+    first = line.lstrip(" \t")[:1]
+    if first not in "#-*+•" and not first.isdecimal() and "](" not in line:
+        return elements, faults
     if heading := _HEADING.match(line):
         elements += 1
         if not line[heading.end() :].strip():

@@ -7,9 +7,10 @@ import re
 MAX_CHARACTERS = 200_000
 """How much of a completion the text metrics look at; some 50,000 tokens."""
 
-# What begins something that is no prose. A backslash before anything else only escapes it.
+# What begins something that is no prose. A backslash before anything else only escapes it. Every alternative begins
+# with a fixed letter or sign, so that the engine can skip to the next of these.
 _START = re.compile(
-    r"```|~~~|`+|\$\$?|\\begin\{\w{1,20}\*?\}|\\[\[(]|\\[A-Za-z]+|\\.|https?://\S+|www\.\S+|</?[A-Za-z][\w-]{0,40}\s*/?>",
+    r"```|~~~|``*|\$\$?|\\begin\{\w{1,20}\*?\}|\\[\[(]|\\[A-Za-z]+|\\.|https?://\S+|www\.\S+|</?[A-Za-z][\w-]{0,40}\s*/?>",
     re.DOTALL,
 )
 _CLOSERS = {"```": "```", "~~~": "~~~", "\\[": "\\]", "\\(": "\\)", "$$": "$$"}

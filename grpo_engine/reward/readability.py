@@ -27,7 +27,7 @@ MIN_WORDS = 8
 WEIGHTS = {"sentences": 0.25, "words": 0.2, "paragraphs": 0.15, "markdown": 0.2, "characters": 0.2}
 """Of the five marks, each in [0, 1], whose weighted mean is the value; a mark that does not apply is left out."""
 
-_WORD = TextPattern("{letters}+(?:['’]{letters}+)*|{unspaced}{{1,2}}|[0-9][0-9.,]*")
+_WORD = TextPattern("{letters}+(?:['’]{letters}+)*", "{unspaced}{{1,2}}", "[0-9][0-9.,]*")
 _SENTENCE_END = re.compile(r"[.!?…:。！？](?:(?<=[。！？])|[\"')\]*_]{0,3}\s)\s*")
 _PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=[ \t]*(?:[-*+•#>|]|\d{1,3}[.)]))")
 # Control characters but white space, the replacement character, private use, invisible and direction marks, surrogates.
@@ -88,7 +88,8 @@ def _judge(whole: str) -> Judgement:
 
 def _sentences(paragraph: str) -> list[list[str]]:
     """The words of each sentence that has any."""
-    return [words for part in _SENTENCE_END.split(paragraph) if (words := _WORD.findall(part))]
+    words_of = _WORD.for_text(paragraph).findall
+    return [words for part in _SENTENCE_END.split(paragraph) if (words := words_of(part))]
 
 
 def _mark_sentences(mean_words: float) -> float:
@@ -100,7 +101,7 @@ def _mark_sentences(mean_words: float) -> float:
 
 def _mark_words(words: Sequence[str], num_sentences: int) -> float | None:
     """Flesch 1948: 206.835 - 1.015 words/sentence - 84.6 syllables/word."""
-    latin = [word for word in words if "A" <= word[0] < "\u0250"]
+    latin = [word for word in words if "A" <= word < "\u0250"]
     if len(latin) < MIN_WORDS:
         return None
     syllables = sum(map(_syllables, latin)) / len(latin)
@@ -132,4 +133,7 @@ def _hyphenation() -> Pyphen:
 @lru_cache(maxsize=50_000)
 def _syllables(word: str) -> int:
     """Hyphenation points + 1: an estimate that errs low for short words."""
-    return len(_hyphenation().positions(word[:_LONG_WORD])) + 1
+    hyphenation = _hyphenation()
+    points = hyphenation.positions(word[:_LONG_WORD])
+    hyphenation.hd.cache.clear()  # where every word would stay for ever
+    return len(points) + 1

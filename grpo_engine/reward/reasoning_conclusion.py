@@ -9,19 +9,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from grpo_engine.reward.reasoning_quantities import agree, numbers_in_words, numbers_of, quantity
+from grpo_engine.reward.reasoning_folding import fold, matches_from, words_pattern
+from grpo_engine.reward.reasoning_quantities import agree, agrees_with_any, numbers_of, quantity, stands_in_words
 
+# Patterns in small letters are held against folded text.
+_MARKS = ("####", "\\boxed", "answer", "antwort", "réponse", "respuesta", "ответ", "答")
 _MARK = re.compile(
     r"(?:\#{4}|\\boxed[ \t]{0,4}\{|\banswer(?: to [^.\n]{0,40})?(?: is(?: therefore| thus)?|:| =)\**:?|"
     r"\b(?:antwort(?: ist| lautet|:)|réponse(?: est| ?:)|respuesta(?: es|:))|ответ(?::| —)|"
-    r"答案?(?:是|为|：|:))[ \t]{0,4}",
-    re.IGNORECASE,
+    r"答案?(?:是|为|：|:))[ \t]{0,4}"
 )
 # The last sentence of a solution without a mark, where it draws the conclusion.
 _CONCLUDING = re.compile(
     r"(?:^|[.!?]\s+|\n\s*)(?:so|thus|therefore|hence|altogether|in total|finally|in all|overall)\b"
-    r"(?P<said>[^\n]{1,200})\s*$",
-    re.IGNORECASE,
+    r"(?P<said>[^\n]{1,200})\s*$"
 )
 _BOLD = re.compile(r"\*\*([^*\n]{1,60})\*\*[^*\n]{0,60}\s*$")
 _TAIL = 300
@@ -33,13 +34,12 @@ _VALUE = re.compile(
 )
 _TAKEN_BACK = re.compile(
     r"\b(?:wait|actually|mistake|wrong|incorrect|not right|recheck|re-check|reconsider|correction|oops|hmm|instead|"
-    r"let me (?:re|check)|if|suppose|assume|would|could|might|maybe|whether|guess|someone|naive)\b|\?",
-    re.IGNORECASE,
+    r"let me (?:re|check)|if|suppose|assume|would|could|might|maybe|whether|guess|someone|naive)\b|\?"
 )
 _SHORT_ANSWER = 80
 _MIN_NUMBERS = 3
 _MAX_NUMBERS = 2000
-_PROOF = re.compile(r"[=≈]|\b(?:equals|is)\b")
+_PROOF = re.compile(f"=|≈|{words_pattern(['equals', 'is'])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def stated(text: str, start: int = 0, end: int | None = None) -> list[Conclusion
     """What is stated as the answer in text[start:end], in order."""
     found: list[Conclusion] = []
     last = len(text) if end is None else end
-    for mark in _MARK.finditer(text, start, last):
+    for mark in matches_from(_MARK, _MARKS, fold(text), start, last):
         value = _VALUE.match(text, mark.end(), last)
         if value is not None:
             found.append(Conclusion(quantity(value["value"] + (value["after"] or "")), mark.start(), value.end()))
@@ -74,8 +74,10 @@ def final_answer(text: str, span: tuple[int, int]) -> Conclusion | None:
         return _single(bold[1], begin + bold.start(1), begin + bold.end(1))
     if span[1] - span[0] <= _SHORT_ANSWER and "\n" not in tail:
         return _single(tail, *span)
-    concluding = [match for match in _CONCLUDING.finditer(tail) if ". " not in match["said"].rstrip(". ")]
-    return _single(concluding[-1]["said"], begin + concluding[-1].start("said"), span[1]) if concluding else None
+    concluding = [match for match in _CONCLUDING.finditer(fold(tail)) if ". " not in match["said"].rstrip(". ")]
+    if not concluding:
+        return None
+    return _single(tail[slice(*concluding[-1].span("said"))], begin + concluding[-1].start("said"), span[1])
 
 
 def _single(answer: str, start: int, end: int) -> Conclusion | None:
@@ -102,8 +104,9 @@ def disagreement(text: str, span: tuple[int, int]) -> tuple[bool, str, tuple[int
         last = before[-1]
         if agree(last.value, final.value):
             return False, f"The final answer {final.value} is what the reasoning states.", where
-        if _TAKEN_BACK.search(text, last.end, final.start) or _TAKEN_BACK.search(
-            text, max(0, last.start - 60), last.start
+        folded = fold(text)
+        if _TAKEN_BACK.search(folded, last.end, final.start) or _TAKEN_BACK.search(
+            folded, max(0, last.start - 60), last.start
         ):
             return None
         return True, f"The reasoning states {last.value}, but the final answer is {final.value}.", where
@@ -119,10 +122,13 @@ def _unreached(text: str, final: Conclusion) -> tuple[bool, str, tuple[int, int]
     numbers = numbers_of(reasoning)
     if len(numbers) > _MAX_NUMBERS:
         return None
-    reached = final.value.strip("-%") in numbers or any(agree(number, final.value) for number in numbers)
-    words = numbers_in_words(reasoning)
-    if reached or final.value.strip("-%") in words or (final.value.endswith(".5") and "0.5" in words):
+    if agrees_with_any(final.value, numbers) or _stands_in_words(reasoning, final.value):
         return False, f"The reasoning comes to the final answer {final.value}.", where
     if len(numbers) < _MIN_NUMBERS:
         return None
     return True, f"The reasoning nowhere comes to the final answer {final.value}.", where
+
+
+def _stands_in_words(text: str, value: str) -> bool:
+    """Whether the number, or the half that it ends with, stands in words."""
+    return stands_in_words(text, value.strip("-%")) or (value.endswith(".5") and stands_in_words(text, "0.5"))

@@ -15,7 +15,10 @@ from grpo_engine.types import Completion, Prompt
 
 # A character of a script without blanks, a word or number, or a run of mathematical signs; a ruler is one such run, and
 # other punctuation (the asterisk included, for it marks bold text) is skipped.
-_UNIT = TextPattern("{letters_digits}+|{unspaced}|[-+/=<>^%]+")
+_UNIT = TextPattern("{letters_digits}+", "{unspaced}", "[-+/=<>^%]+")
+# The same in ASCII text: what is none of them as a blank, and the runs of signs, which stand apart from words.
+_SPACED = bytes(code if chr(code).isalnum() or chr(code) in "-+/=<>^%" else ord(" ") for code in range(256))
+_SIGN_RUN = re.compile("([-+/=<>^%][-+/=<>^%]*)")
 # Longer unbroken runs are taken apart into characters, or a loop without blanks would be one word.
 _MAX_WORD = 40
 # One sign again and again, as models that came apart write: "!!!!!!". Rulers of tables are shorter.
@@ -56,7 +59,7 @@ def metric(config: RepetitionReward) -> Metric:
 def _judge(config: RepetitionReward, whole: str) -> Judgement:
     text, note = capped(whole)
     span = (0, len(text))
-    signs = _SIGNS.search(text)
+    signs = _SIGNS.search(text) if _may_have_run(text) else None
     if signs is not None:
         shown = f"{signs[1]!r} stands {signs.end() - signs.start()} times in a row.{note}"
         return Judgement(0.0, shown, signs.span())
@@ -72,9 +75,19 @@ def _judge(config: RepetitionReward, whole: str) -> Judgement:
     return Judgement(value, said + note, span)
 
 
+def _may_have_run(text: str) -> bool:
+    """False where no character stands 100 times in a row: such a run fills one of the stretches that are looked at."""
+    looked_at = zip(text[::50], text[20::50], text[49::50], strict=False)
+    return any(first == middle == last for first, middle, last in looked_at)
+
+
 def split_units(text: str) -> list[str]:
     """Words in small letters; every character by itself in scripts without blanks and in very long runs."""
-    units = _UNIT.findall(text.casefold())
+    text = text.casefold()
+    if text.isascii():
+        units = " ".join(_SIGN_RUN.split(text.encode().translate(_SPACED).decode())).split()
+    else:
+        units = _UNIT.findall(text)
     if max(map(len, units), default=0) <= _MAX_WORD:
         return units
     return [part for unit in units for part in (unit if len(unit) > _MAX_WORD and unit.isalnum() else (unit,))]
@@ -82,33 +95,33 @@ def split_units(text: str) -> list[str]:
 
 def _window(units: list[str], ngram: int) -> int:
     """Units of an n-gram: twice as many where most units are characters, two of which stand for a word."""
-    letters = sum(map(len, units))
+    letters = len("".join(units))
     return ngram * 2 if letters < 1.5 * len(units) and sum(map(str.isalpha, units)) > len(units) / 2 else ngram
 
 
 def find_repeats(units: list[str], n: int) -> Repeats:
     """One pass: each n-gram is looked up where it stood last. A run of n-grams at the same distance is a loop with that
     period, which is how periods of any length are found in linear time."""
-    last: dict[tuple[str, ...], int] = {}
-    covered = end = distance = began = 0
+    first_places: dict[tuple[str, ...], int] = {}
+    grams = zip(*(units[shift:] for shift in range(n)), strict=False)
+    firsts = list(map(first_places.setdefault, grams, range(len(units))))
+    last = firsts.copy()  # at a gram's first place: where it stood last
+    covered = end = distance = began = following = 0
     best, looping = (0, 0, 0), False
-    for start, gram in enumerate(zip(*(units[shift:] for shift in range(n)), strict=False)):
-        before = last.get(gram)
-        last[gram] = start
-        if before is None:
-            distance, looping = 0, False
-            continue
+    for start, first in [(start, first) for start, first in enumerate(firsts) if first != start]:
+        before, last[first] = last[first], start
         covered += start + n - max(end, start)
         end = start + n
-        if start - before != distance:
+        if start - before != distance or start != following:
             distance, began = start - before, before
+        following = start + 1
         length = end - began
         looping = length >= max(LOOP_ROUNDS * distance, LOOP_UNITS)
         if looping and length > best[0]:
             best = (length, began, distance)
     length, began, period = best
     loop = (began, began + length) if length else None
-    return Repeats(covered / max(1, len(units)), loop, period, looping)
+    return Repeats(covered / max(1, len(units)), loop, period, looping and following == len(firsts))
 
 
 def _describe_loop(units: list[str], loop: tuple[int, int], found: Repeats) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterator
 
@@ -38,31 +39,35 @@ UNSPACED = frozenset({"Thai", "Lao", "Burmese", "Khmer", "Kana", "Han"})
 
 UNSPACED_RANGES = "".join(_RANGES[name] for name in sorted(UNSPACED))
 """Their characters, for use inside [...] of a pattern."""
-_RUN = re.compile("|".join(f"(?P<{name}>[{ranges}]+)" for name, ranges in _RANGES.items()))
+# Only Latin has ASCII characters: runs of the others are looked for where there are none.
+_NO_ASCII = re.compile("[^\\x00-\\x7f][^\\x00-\\x7f]*")
+_OTHER_RUN = re.compile("|".join(f"(?P<{name}>[{ranges}]+)" for name, ranges in _RANGES.items() if name != "Latin"))
 
 
 class TextPattern:
     """A pattern over letters and digits of all scripts, in a faster form for text that is ASCII.
 
-    Example: TextPattern("[{letters}]+") finds runs of letters. `{letters}`, `{letters_digits}` (for use inside [...])
-    stand for those of scripts with blanks; `{unspaced}` alone for one character of the others.
+    Example: TextPattern("{letters}+") finds runs of letters. `{letters}`, `{letters_digits}` stand for one of scripts
+    with blanks, `{unspaced}` for one character of the others; an alternative with the latter has nothing else.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, *alternatives: str) -> None:
         spaced = rf"[^\W{{}}_{UNSPACED_RANGES}]"
         every = {
             "letters": spaced.format(r"\d"),
             "letters_digits": spaced.format(""),
             "unspaced": f"[{UNSPACED_RANGES}]",
         }
-        self._every = re.compile(pattern.format(**every))
-        # No ASCII character is in a script without blanks; the second class never matches.
-        self._ascii = re.compile(
-            pattern.format(letters="[A-Za-z]", letters_digits="[A-Za-z0-9]", unspaced=r"[^\x00-\U0010ffff]")
-        )
+        self._every = re.compile("|".join(alternatives).format(**every))
+        in_ascii = [one for one in alternatives if "{unspaced}" not in one]  # no ASCII character is in such a script
+        self._ascii = re.compile("|".join(in_ascii).format(letters="[A-Za-z]", letters_digits="[A-Za-z0-9]"))
+
+    def for_text(self, text: str) -> re.Pattern[str]:
+        """The form for this text and any part of it."""
+        return self._ascii if text.isascii() else self._every
 
     def findall(self, text: str) -> list[str]:
-        found: list[str] = (self._ascii if text.isascii() else self._every).findall(text)
+        found: list[str] = self.for_text(text).findall(text)
         return found
 
 
@@ -78,17 +83,31 @@ def words_by_script(text: str) -> dict[str, float]:
     Example: words_by_script("the value x 是正确的") == {"Latin": 2.0, "Han": 2.0}.
     """
     counts: dict[str, float] = {}
-    for script, letters in _runs(text):
+    latin = WORD_PATTERNS["Latin"].findall(text)
+    first_latin = text.find(latin[0]) if latin else 0
+    for script, start, letters in _other_runs(text):
+        if latin and start > first_latin:
+            counts.setdefault("Latin", float(len(latin)))
         counts[script] = counts.get(script, 0.0) + (letters / 2 if script in UNSPACED else 1.0)
-    return counts
+    return counts | ({"Latin": float(len(latin))} if latin else {})
+
+
+def _other_runs(text: str) -> Iterator[tuple[str, int, int]]:
+    """(script, place, letters) of each unbroken run in a script but Latin; single letters of scripts with blanks are
+    variables and left out."""
+    for stretch in _NO_ASCII.finditer(text):
+        for match in _OTHER_RUN.finditer(text, *stretch.span()):
+            script, letters = match.lastgroup or "", match.end() - match.start()
+            if letters > 1 or script in UNSPACED:
+                yield script, match.start(), letters
 
 
 def _runs(text: str) -> Iterator[tuple[str, int]]:
-    """(script, letters) of each unbroken run; single letters of scripts with blanks are variables and left out."""
-    for match in _RUN.finditer(text):
-        script, letters = match.lastgroup or "", match.end() - match.start()
-        if letters > 1 or script in UNSPACED:
-            yield script, letters
+    """(script, letters) of each unbroken run in order, Latin included."""
+    latin = ((match.start(), "Latin", match.end() - match.start()) for match in WORD_PATTERNS["Latin"].finditer(text))
+    others = ((start, script, letters) for script, start, letters in _other_runs(text))
+    for _, script, letters in heapq.merge(latin, others):
+        yield script, letters
 
 
 def count_switches(text: str) -> int:
