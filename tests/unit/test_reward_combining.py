@@ -71,6 +71,7 @@ def test_values_are_clipped_before_they_are_gated() -> None:
 def test_the_whole_reward_is_clipped_too() -> None:
     groups = combine([group_of([1.0, 1.0], [-9.0, 0.0])], [Rule("a"), Rule("b")], (-1.0, 1.5))
     assert rewards(groups) == [[1.5, -1.0]]
+    assert shaped(combine([group_of([1.0], [0.0])], [Rule("a", normalize="group")], (-0.5, 0.25))) == [0.25, -0.5]
 
 
 def test_parts_remember_what_they_counted_as() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -62,6 +62,13 @@ class Told(Saying):
         return [RewardPart(self.name, gate, self.weight) for gate in gates]
 
 
+class Stuck(Saying):
+    """One that does not close."""
+
+    def close(self) -> None:
+        raise OSError("stuck")
+
+
 def test_parts_keep_the_order_names_and_weights_of_the_config() -> None:
     rewards = built(NUMBERS, {"kind": "format", "weight": 0.2}, NUMBERS | {"extract": "boxed", "weight": -1})
     [parts] = rewards.score([Prompt("p", 0, "2+3=", [1], {"answer": "5"})], [completion("<think>x</think>5")])
@@ -104,6 +111,24 @@ def test_counts_add_up_faults_are_collected_and_all_is_closed() -> None:
     assert [fault.part for fault in rewards.take_faults()] == ["a", "b"]
     rewards.close()
     assert [function.closed for function in functions] == [True, True]
+
+
+def test_what_parts_share_is_counted_and_a_part_that_does_not_close_keeps_nothing_else_open() -> None:
+    shared, first, last = Saying("shared", None), Saying("a", 1.0), Saying("c", 1.0)
+    rules = [Rule(name) for name in "abc"]
+    rewards = Composite([first, Stuck("b", 1.0), last], rules, None, cast(RewardResources, shared))
+    assert rewards.take_counts() == {"reward/late": 4.0}
+    with pytest.raises(OSError, match="stuck"):
+        rewards.close()
+    assert [one.closed for one in (first, last, shared)] == [True, True, True]
+
+
+def test_parts_that_were_built_are_closed_where_a_later_one_cannot_be() -> None:
+    made = Saying("judge", 1.0)
+    judge = {"kind": "judge", "base_url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r"}
+    with pytest.raises(RewardError, match="has no source"):
+        build_rewards(stage(judge, {"kind": "custom", "name": "mine"}), RewardResources(learned=lambda part: made))
+    assert made.closed
 
 
 def test_a_custom_reward_without_its_source_is_refused() -> None:

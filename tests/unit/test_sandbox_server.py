@@ -10,7 +10,9 @@ from typing import cast
 
 import pytest
 
+from grpo_engine.launch import process_table
 from grpo_engine.reward.sandbox.inside.server import is_overfull
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -52,3 +54,20 @@ def test_a_process_whose_server_has_ended_runs_nothing() -> None:
     ]
     assert [one.stdout for one in said] == ["confined\n", ""]
     assert "server has ended" in said[1].stderr
+
+
+def test_a_confined_process_ends_with_its_server() -> None:
+    code = (
+        "import ctypes, os, time\n"
+        "from grpo_engine.reward.sandbox.inside.confine import Cell, Limits\n"
+        "server = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    Cell(ctypes.CDLL(None), None, None).enter(server, 0, Limits(5, 1 << 32, 1 << 20, 999), '/')\n"
+        "    print(os.getpid(), flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        server.kill()
+    wait_until(lambda: process_table().get(pid, (0, "X"))[1] in "ZX", 30, "the confined process ended")
