@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from grpo_engine.config_rewards import SandboxConfig
 from grpo_engine.launch import process_table
+from grpo_engine.reward.sandbox import slot
 from grpo_engine.reward.sandbox.attacks import ATTACKS
 from grpo_engine.reward.sandbox.jobs import CheckJob, ProgramJob
 from grpo_engine.reward.sandbox.pool import SandboxPool
@@ -98,6 +100,39 @@ def test_nothing_is_left_after_close(pool: SandboxPool) -> None:
     wait_until(
         lambda: not descendants() & set(pool.pids()) and len(descendants()) <= 1, 30, "no process below this one"
     )
+
+
+def test_the_folder_of_a_server_that_hangs_is_removed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with SandboxPool(CONFIG, available()[-1]) as pool:
+        pool.run(ProgramJob("print(1)", time_limit_s=60.0))
+        assert [path.name[:15] for path in tmp_path.iterdir()] == ["cohort-sandbox-"]
+        for pid in pool.pids():
+            os.kill(pid, signal.SIGSTOP)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_does_not_answer_is_replaced_and_its_job_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "GRACE_S", 1.0)
+    with SandboxPool(SandboxConfig(num_slots=1), available()[-1]) as pool:
+        assert is_whole(pool)
+        os.kill(pool.pids()[0], signal.SIGSTOP)
+        assert pool.run(ProgramJob("print(1)", time_limit_s=2.0)).complete
+        assert pool.num_replaced == 1
+
+
+def test_a_batch_that_was_broken_off_says_nothing_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    lasting = ProgramJob("import time\ntime.sleep(0.5)\nprint('old')", time_limit_s=60.0)
+    with SandboxPool(CONFIG, available()[-1]) as pool:
+        assert is_whole(pool)
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "_go_on", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pool.run_all([HONEST, lasting])
+        assert [outcome.reports for outcome in pool.run_all([HONEST] * 2)] == [((True, "f(1)"),)] * 2
 
 
 def test_output_is_cut_at_the_limit(pool: SandboxPool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -193,6 +195,25 @@ def test_neither_side_finds_the_other_side_or_the_project(pool: SandboxPool) -> 
     ][1]
     assert "COHORT" not in names
     assert "PYTHONPATH" not in names
+
+
+def test_program_and_tests_are_users_of_their_own_without_groups(pool: SandboxPool) -> None:
+    who = "[*os.getresuid(), *os.getresgid()], os.getgroups()"
+    told = check(pool, f"import os\nwho = {who}", f"import os\n__report__(True, str([__program__('who'), ({who})]))")
+    program, tests = ast.literal_eval(told.reports[0][1])
+    if os.geteuid() == 0:
+        assert program == ([program[0][0]] * 6, [])
+        assert tests == ([tests[0][0]] * 6, [])
+        assert len({0, program[0][0], tests[0][0]}) == 3
+    assert (program == tests) is (os.geteuid() != 0)
+
+
+def test_a_program_finds_its_limits_set_and_hard(pool: SandboxPool) -> None:
+    names = ["CORE", "NOFILE", "MEMLOCK", "MSGQUEUE", "FSIZE", "CPU"]
+    source = f"import resource as r\nprint([r.getrlimit(getattr(r, 'RLIMIT_' + name)) for name in {names}])"
+    found = ast.literal_eval(pool.run(ProgramJob(source, time_limit_s=60.0)).runs[0].stdout)
+    file_bytes, cpu_s = pool.config.file_mib << 20, pool.config.cpu_limit_s
+    assert found == [(0, 0), (64, 64), (0, 0), (0, 0), (file_bytes, file_bytes), (cpu_s, cpu_s + 1)]
 
 
 def test_the_tests_cannot_write_files_either(pool: SandboxPool) -> None:

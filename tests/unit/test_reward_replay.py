@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,27 @@ def test_a_scaled_reward_changes_nothing() -> None:
     assert (told["sign_changed_share"], told["best_changed_share"], told["examples"]) == (0.0, 0.0, [])
 
 
+def test_a_best_that_was_shared_and_is_still_one_of_the_best_has_not_changed() -> None:
+    changes = Changes()
+    changes.add([row(0, 1.0, 0.5), row(1, 1.0, 1.0), row(2, 0.0, 0.0)])
+    assert changes.summary()["best_changed_share"] == 0.0
+
+
+def test_examples_are_the_largest_changes_of_all_groups_and_of_long_texts_the_ends() -> None:
+    changes = Changes()
+    turned = [replace(row(0, 1.0, 0.0), text="a" * 3000 + "end"), row(1, 0.0, 1.0)]
+    for group in (turned, *[[row(0, 1.0, 1.0), row(1, 1.0, 0.0)]] * 15, turned):
+        changes.add(group)
+    sizes = [one["change"] for one in changes.examples]
+    assert sizes == pytest.approx([2**0.5] * 4 + [0.5**0.5] * 16)
+    assert (len(changes.examples[0]["text"]), changes.examples[0]["text"][-4:]) == (2000, "aend")
+
+
 def test_ranks_of_equals_are_shared_and_correlate_as_by_hand() -> None:
     assert mean_ranks([5, 7, 5]) == [0.5, 2.0, 0.5]
     assert rank_correlation([1, 2, 3, None], [10, 20, 15, 9]) == pytest.approx(0.5)
     assert advantages([1.0, 0.0, None]) == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0])
+    assert advantages([1.0, None]) == [0.0, 0.0]
 
 
 def test_batches_are_spread_from_the_first_to_the_last() -> None:
