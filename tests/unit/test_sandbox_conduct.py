@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import signal
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from grpo_engine.config_rewards import SandboxConfig
+from grpo_engine.reward.sandbox import self_test
 from grpo_engine.reward.sandbox.attack import REACHED, Attack
 from grpo_engine.reward.sandbox.conduct import conduct, lost
+from grpo_engine.reward.sandbox.forgeries import FORGERIES
 from grpo_engine.reward.sandbox.jobs import CheckJob, Job, Outcome, ProgramJob, Run
 from grpo_engine.reward.sandbox.self_test import SandboxRefused, choose_tier, fault, open_pool, passes
 from grpo_engine.reward.sandbox.slot import Reply, Request, Stream
@@ -88,6 +92,29 @@ def test_what_was_reported_before_the_wall_clock_is_kept_but_not_complete() -> N
     assert told.error == "not through after 2 s"
 
 
+def test_tests_that_were_done_when_the_time_was_over_are_not_complete() -> None:
+    told = check(LOADED, {"report": [True, "a"]}, DONE, why="time")
+    assert (told.end, told.complete, passes(told)) == ("time", False, False)
+
+
+def test_a_memory_error_that_the_tests_asked_for_is_no_failure() -> None:
+    told = check(LOADED, {"report": [True, "a"]}, {"end": "done", "memory": True})
+    assert (told.end, passes(told)) == ("finished", True)
+
+
+def test_tests_whose_process_ended_itself_have_crashed() -> None:
+    told = check(LOADED, {"report": [True, "a"]}, tests=3 << 8)
+    assert (told.end, told.complete, told.error) == ("crashed", False, "the tests' process: exit status 3")
+
+
+def test_the_last_errors_of_a_program_are_kept() -> None:
+    steps = conduct(ProgramJob(""), CONFIG)
+    next(steps).streams[1].add(b"x" * 20_000 + b"the end")
+    with pytest.raises(StopIteration) as through:
+        steps.send(Reply(ended={"program": (1 << 8, 0.1)}))
+    assert through.value.value.runs[0].stderr[-8:] == "xthe end"
+
+
 def test_tests_whose_own_process_died_are_not_complete() -> None:
     told = check(LOADED, {"report": [True, "a"]}, tests=signal.SIGSEGV)
     assert (told.end, told.complete, told.error) == ("crashed", False, "the tests' process: SIGSEGV")
@@ -121,6 +148,12 @@ def test_every_input_is_tried_while_there_is_time(status: int, ends: list[str]) 
     assert (told.end, told.complete) == (ends[0], False)
 
 
+def test_what_does_not_parse_is_not_run_for_every_input() -> None:
+    reply = Reply(ended={"program": (1 << 8, 0.1)}), said({"end": "compile_error", "error": "SyntaxError"})
+    told = outcome(ProgramJob("", ("1", "2"), every_input=True), reply)
+    assert [run.end for run in told.runs] == ["compile_error"]
+
+
 def test_what_the_sandbox_could_not_do_is_not_held_against_the_program() -> None:
     assert outcome(ProgramJob(""), (Reply(refused="cannot fork"), b"")).end == "refused"
     assert outcome(CheckJob("", ""), (Reply(refused="cannot fork"), b"")).end == "refused"
@@ -144,6 +177,41 @@ def test_an_attack_that_got_through_or_ended_otherwise_is_a_fault() -> None:
     assert fault(attack, Outcome("crashed", runs=(Run("crashed"),))) == ""
     assert "ended by finished" in fault(hanging, Outcome("finished", runs=(Run("finished"),)))
     assert "not run" in fault(attack, Outcome("refused", "no fork"))
+
+
+class Answering:
+    """A pool that answers every program and every check in one way."""
+
+    def __init__(self, program: Outcome, check: Outcome) -> None:
+        self._program, self._check = program, check
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run_all(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return [self._check if isinstance(job, CheckJob) else self._program for job in jobs]
+
+
+WELL = Outcome("finished", complete=True, runs=(Run("finished", stdout="2\n"),))
+
+
+@pytest.mark.parametrize(
+    ("program", "check", "said"),
+    [
+        (WELL, Outcome("exited"), ""),
+        (WELL, Outcome("finished", reports=((True, ""),), complete=True), ", ".join(f.name for f in FORGERIES[:4])),
+        (Outcome("crashed", "SIGSYS"), Outcome("exited"), "an honest program did not run: crashed SIGSYS"),
+        (replace(WELL, runs=(Run("finished"),)), Outcome("exited"), "an honest program did not run: finished "),
+    ],
+)
+def test_a_tier_holds_where_honest_programs_run_and_no_forgery_passes(
+    program: Outcome, check: Outcome, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_test, "SandboxPool", lambda config, tier: Answering(program, check))
+    assert self_test.check_tier("landlock", 1, whole=False) == said
 
 
 def test_a_host_that_cannot_confine_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
