@@ -179,6 +179,14 @@ def test_one_more_case_passed_never_lowers_the_share(reports: list[bool], at: in
     assert share(better) >= share(reports)
 
 
+def test_a_share_of_cases_that_nobody_can_count_or_of_a_missing_name_is_nothing() -> None:
+    passed = (True, "passed")
+    escaped, missing = Outcome("exited", "exit status 0", (passed,)), (False, "missing: the program does not define g")
+    assert judge(CallCases("", None, "f"), escaped, "share")[0] == 0.0
+    assert judge(CallCases("", 2, "f"), escaped, "share")[0] == 0.5
+    assert judge(CallCases("", 2, "f"), Outcome("finished", "", (passed, missing), complete=True), "share")[0] == 0.0
+
+
 def streams(*printed: str, end: End = "finished") -> Outcome:
     runs = (*(Run("finished", stdout=text) for text in printed), *([Run(end, "gone")] if end != "finished" else []))
     return Outcome(end, "gone" if end != "finished" else "", complete=end == "finished", runs=runs)

@@ -19,6 +19,12 @@ CASES: dict[str, tuple[ProgramMethod, str, str | None]] = {
     "an empty block is none": ("code_block", f"{FENCE}python\nx = 1\n{FENCE}\n{FENCE}python\n{FENCE}", "x = 1\n"),
     "tildes": ("code_block", "~~~python\ns = '```'\n~~~", "s = '```'\n"),
     "four around three": ("code_block", "````\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+    "a fence with a language closes none": (
+        "code_block",
+        f"{FENCE}python\ns = '''\n{FENCE}json\n'''\n{FENCE}",
+        f"s = '''\n{FENCE}json\n'''\n",
+    ),
+    "after the last end of the thinking": ("after_think", "<think>a</think>x = 1</think>x = 2", "x = 2"),
     "in a list": ("code_block", f"1. So\n   {FENCE}python\n   if x:\n       y\n   {FENCE}", "if x:\n    y\n"),
     "attributes": ("code_block", f"{FENCE}{{.Python}}\nx = 1\n{FENCE}\n{FENCE}python:a.py\nx = 2\n{FENCE}", "x = 2\n"),
     "windows lines": ("code_block", f"{FENCE}python\r\nx = 1\r\n{FENCE}\r\n", "x = 1\r\n"),
@@ -39,6 +45,11 @@ CASES: dict[str, tuple[ProgramMethod, str, str | None]] = {
 def test_the_program_is_the_text_that_the_method_names(name: str) -> None:
     method, completion, expected = CASES[name]
     assert find_program(method, completion).text == expected
+
+
+def test_without_a_block_that_defines_the_name_the_best_marked_one_is_taken() -> None:
+    text = f"{FENCE}python\nx = 1\n{FENCE}\n{FENCE}bash\nls\n{FENCE}"
+    assert find_program("code_block", text, defines="f").text == "x = 1\n"
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, program) in CASES.items() if program and name != "in a list"])
