@@ -113,7 +113,8 @@ def test_programs_without_confinement_are_warned_of(tmp_path: Path) -> None:
     code = {"stages.0.rewards.0": {"kind": "code_execution"}, "sandbox.tier": "unsafe"}
     found = report(write_rows(tmp_path / "a.jsonl", row, row, row) | code)
     assert found.problems == []
-    assert "can read and change what the worker can" in next(w.message for w in found.warnings if w.field == "sandbox.tier")
+    (told,) = [warning.message for warning in found.warnings if warning.field == "sandbox.tier"]
+    assert "can read and change what the worker can" in told
 
 
 def test_characters_the_tiny_tokenizer_lacks_are_a_warning(tmp_path: Path) -> None:
