@@ -185,6 +185,22 @@ def test_broken_tests_are_a_fault_of_the_data_until_the_program_had_a_say(
     assert (outcome.end, outcome.complete) == (end, False)
 
 
+@pytest.mark.parametrize(("message", "then"), [(b"[1]", "return 1"), (b'{"value":1}', "os._exit(0)")])
+def test_a_program_that_breaks_the_line_or_is_gone_at_the_end_is_not_complete(
+    pool: SandboxPool, message: bytes, then: str
+) -> None:
+    program = f"""import os, struct
+def f():
+    for number in range(3, 256):
+        try: os.write(number, struct.pack("I", {len(message)}) + {message!r})
+        except OSError: pass
+    {then}
+"""
+    tests = "f = __program__('f')\ntry: x = f()\nexcept BaseException: x = 1\n__report__(x == 1, 'f()')"
+    outcome = check(pool, program, tests)
+    assert (outcome.end, outcome.complete, outcome.reports) == ("exited", False, ((True, "f()"),))
+
+
 def test_neither_side_finds_the_other_side_or_the_project(pool: SandboxPool) -> None:
     told = check(
         pool, "import os\nseen = os.environ.keys()\ndef where(): return __name__", "__report__(__program__('where')())"
