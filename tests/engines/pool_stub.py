@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,16 @@ def obey(prompt: Prompt, completion: Completion) -> Judgement:
     if order == "raise":
         raise ValueError(argument)
     if order == "memory":
-        bytearray(1 << 40)
+        bytearray(6 << 30)
+    if order == "work":
+        until = time.process_time() + float(argument)
+        while time.process_time() < until:
+            pass
+    if order == "start":
+        Path(argument).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+        time.sleep(3600)
+    if order == "hash":
+        return Judgement(0.5, str(hash("a")))
     print("a judge that prints")
     return Judgement(0.5, f"{completion.text} for {prompt.text}", (0, len(completion.text)))
 

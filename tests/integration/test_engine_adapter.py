@@ -12,7 +12,7 @@ from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, run_engine
 from tests.unit.training_fixtures import assert_equal_bits
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("adapter")
 
 CONFIG = tiny_config(
     sft_stage(num_steps=4, checkpoint={"every_steps": 4}),

@@ -14,7 +14,7 @@ from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, run_engine
 from tests.unit.training_fixtures import assert_equal_bits
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("mtp"), pytest.mark.timeout(300)]
 
 DRAFTS = {"backend": "torch", "drafts": {"kind": "mtp"}}
 

@@ -22,7 +22,7 @@ from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine, start_engine, steps_seen
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]
 
 # A large epsilon: a step is then proportional to the gradient, not to its sign, which float noise may turn near 0.
 OPTIMIZER = {"learning_rate": 1e-2, "epsilon": 1e-3}

@@ -6,7 +6,7 @@ from grpo_engine.diagnostics.catalogue import info
 from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("recipes")
 
 RECIPES = {
     "ppo": {"advantage": {"kind": "gae", "value": {"learning_rate": 1e-3}}},

@@ -13,7 +13,7 @@ from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine, start_engine, steps_seen
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("resume")
 
 STAGES = (
     sft_stage(num_steps=6),

@@ -7,8 +7,6 @@ import pytest
 from tests.engine_configs import rl_stage, sft_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine
 
-pytestmark = pytest.mark.alone
-
 SHORT = rl_stage(num_steps=4, checkpoint={"every_steps": 2}, evaluation={"every_steps": 4, "num_prompts": 4})
 
 

@@ -10,7 +10,7 @@ from grpo_engine.manifest import read_manifest
 from tests.engine_configs import rl_stage, tiny_config
 from tests.engine_process import named, newest_checkpoint, run_engine
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("runs")
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ import redis
 from app.broker import QUEUE, TASK_NAME, Broker, ensure_broker, send_work, stop_broker
 from app.settings import Settings
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("house"), pytest.mark.timeout(180)]
 START_S = 60
 STOP_S = 60
 COHORT = [sys.executable, "-c", "from app.cli import main; main()"]

@@ -18,7 +18,7 @@ from tests.rows import add_run
 from tests.worker_house import WorkerHouse
 from workers.claim import claim
 
-pytestmark = [pytest.mark.alone, pytest.mark.postgres]
+pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.postgres]
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,32 @@ def test_a_late_item_ends_its_process_and_no_other_item(pool: RewardPool, order:
     assert judged(pool, ["say again"]) == [told("say again", 0)]
 
 
+def test_an_item_is_late_by_its_processor_time_long_before_its_wall_clock(
+    pool: RewardPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo_engine.reward.pool.WALL_FACTOR", 1e6)
+    judged(pool, ["spin"], metric(0.1))
+    assert pool.take_counts()["reward/late"] == 1.0
+
+
+def test_the_limit_is_that_of_each_item_and_not_of_what_was_sent_together() -> None:
+    with closing(RewardPool(1, "tests.engines.pool_stub")) as pool:
+        found = judged(pool, ["work 0.1"] * 16, metric(0.3))
+        assert found == [told("work 0.1", index) for index in range(16)]
+        assert pool.take_counts() == {}
+
+
+def test_what_a_late_judge_started_ends_with_it(pool: RewardPool, tmp_path: Path) -> None:
+    judged(pool, [f"start {tmp_path / 'pid'}"], metric(0.3))
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: _is_gone(pid), 20, "what it started is gone")
+
+
+def test_sets_have_one_order_in_all_processes(pool: RewardPool) -> None:
+    with closing(RewardPool(1, "tests.engines.pool_stub")) as other:
+        assert judged(pool, ["hash"]) == judged(other, ["hash"])
+
+
 def test_a_metric_without_a_value_for_it_abstains(pool: RewardPool) -> None:
     [found] = judged(pool, ["spin"], metric(0.1))
     assert found == Judgement(None, "Judging it took longer than 0.1 s, so it abstains.")
@@ -92,6 +118,16 @@ def test_a_process_killed_between_batches_is_replaced(pool: RewardPool) -> None:
     assert judged(pool, ["say b", "say c"]) == [told("say b", 0), told("say c", 1)]
 
 
+def test_a_process_that_ended_between_batches_is_held_against_no_item(tmp_path: Path) -> None:
+    with closing(RewardPool(1, "tests.engines.pool_stub")) as pool:
+        judged(pool, ["say a"])
+        [pid] = pool.pids
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: _is_gone(pid), 20, "it has ended")
+        text = f"die_once {tmp_path / 'mark'}"
+        assert judged(pool, [text]) == [told(text, 0)]
+
+
 @pytest.mark.parametrize(("order", "error"), [("raise oh", "ValueError: oh"), ("memory", "MemoryError")])
 def test_a_judge_that_raises_costs_no_process(pool: RewardPool, order: str, error: str) -> None:
     found = judged(pool, [order, "say a"])
@@ -103,7 +139,7 @@ def test_children_that_cannot_start_are_an_error() -> None:
     pool = RewardPool(1, "tests.engines.no_such_module")
     with pytest.raises(RewardError, match="end while they start"):
         judged(pool, ["say a"])
-    assert pool.pids == []
+    assert (pool.pids, pool.take_counts()) == ([], {"reward/pool_restarts": 3.0})
 
 
 def test_what_a_metric_loads_is_not_held_against_its_first_completion(pool: RewardPool) -> None:
@@ -120,6 +156,14 @@ def test_a_metric_that_cannot_be_made_is_an_error(pool: RewardPool, given: dict[
     assert judged(pool, ["say a"]) == [told("say a", 0)]
 
 
+def test_failed_starts_are_forgotten_when_one_succeeds(pool: RewardPool) -> None:
+    for _ in range(2):
+        with pytest.raises(RewardError, match="end while they start"):
+            judged(pool, ["say a"], metric(die=True))
+        assert judged(pool, ["say a"]) == [told("say a", 0)]
+        assert pool.take_counts() == {"reward/pool_restarts": 3.0}
+
+
 def test_closing_ends_the_processes_and_may_be_repeated(pool: RewardPool) -> None:
     judged(pool, ["say a"])
     [pid] = pool.pids
@@ -130,9 +174,9 @@ def test_closing_ends_the_processes_and_may_be_repeated(pool: RewardPool) -> Non
 
 def test_children_die_with_the_process_that_started_them() -> None:
     code = (
-        "import sys, time; from tests.integration.test_reward_pool import RewardPool, judged\n"
+        "from tests.integration.test_reward_pool import RewardPool, judged, metric\n"
         "pool = RewardPool(1, 'tests.engines.pool_stub'); judged(pool, ['say a'])\n"
-        "print(pool.pids[0], flush=True); time.sleep(600)"
+        "print(pool.pids[0], flush=True); judged(pool, ['spin'], metric(600.0))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

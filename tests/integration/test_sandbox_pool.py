@@ -93,8 +93,11 @@ def test_a_file_of_one_job_is_gone_for_the_next() -> None:
         assert pool.run(ProgramJob("import os\nprint(os.listdir('.'))")).runs[0].stdout == "[]\n"
 
 
-def test_nothing_is_left_after_close(pool: SandboxPool) -> None:
+@pytest.mark.parametrize("hung", [False, True])
+def test_nothing_is_left_after_close(pool: SandboxPool, hung: bool) -> None:
     assert is_whole(pool)
+    for pid in descendants() - {os.getpid()} if hung else ():
+        os.kill(pid, signal.SIGSTOP)
     pool.close()
     pool.close()
     wait_until(

@@ -96,6 +96,7 @@ def test_every_input_has_a_fresh_process(pool: SandboxPool) -> None:
         ("raise MemoryError", "memory", "MemoryError"),
         ("x = [0] * (1 << 40)", "memory", "MemoryError"),
         ("import sys\nsys.exit(3)", "exited", "exit status 3"),
+        ("import sys\nsys.exit('no')", "exited", "exit status 1"),
         ("import os\nos._exit(5)", "exited", "exit status 5"),
         ("import os\nos.abort()", "crashed", "SIGABRT"),
         ("input()", "exception", "EOFError: EOF when reading a line (line 1)"),
@@ -133,6 +134,7 @@ class Stack:
 def size(stack): return len(stack.items)
 class Point(collections.namedtuple("Point", "x y")): pass
 def stop(): raise StopIteration
+def large(): return "x" * (5 << 20)
 """
 CASES = {
     "keywords": "get('add')(1, b=2) == 3 and get('add')(1) == 2",
@@ -150,6 +152,7 @@ CASES = {
     "exceptions by name": "raised(lambda: get('add')(1, 'a')) == 'TypeError'",
     "exceptions of its own by their base": "raised(get('fail_mine')) == 'KeyError'",
     "missing names": "raised(lambda: get('nothing')) == 'NameError'",
+    "values that are too large": "raised(get('large')) == 'ValueError' and get('add')(1) == 2",
     "an early StopIteration": "raised(lambda: list(map(lambda f: f(), [get('stop')]))) == 'RuntimeError'",
     "objects that are compared": "raised(lambda: get('Stack')() == 1).startswith('TypeError')",
     "objects that are compared with None": "(get('Stack')() == None) is False and get('Stack')() != None",
@@ -185,20 +188,49 @@ def test_broken_tests_are_a_fault_of_the_data_until_the_program_had_a_say(
     assert (outcome.end, outcome.complete) == (end, False)
 
 
-@pytest.mark.parametrize(("message", "then"), [(b"[1]", "return 1"), (b'{"value":1}', "os._exit(0)")])
+TOO_LONG = b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("sent", "then"),
+    [(b"\3\0\0\0[1]", "return 1"), (b'\x0b\0\0\0{"value":1}', "os._exit(0)"), (TOO_LONG, "return 1")],
+)
 def test_a_program_that_breaks_the_line_or_is_gone_at_the_end_is_not_complete(
-    pool: SandboxPool, message: bytes, then: str
+    pool: SandboxPool, sent: bytes, then: str
 ) -> None:
-    program = f"""import os, struct
+    program = f"""import os
 def f():
     for number in range(3, 256):
-        try: os.write(number, struct.pack("I", {len(message)}) + {message!r})
+        try: os.write(number, {sent!r})
         except OSError: pass
     {then}
 """
     tests = "f = __program__('f')\ntry: x = f()\nexcept BaseException: x = 1\n__report__(x == 1, 'f()')"
     outcome = check(pool, program, tests)
     assert (outcome.end, outcome.complete, outcome.reports) == ("exited", False, ((True, "f()"),))
+
+
+def test_what_a_program_says_it_raised_never_ends_the_tests(pool: SandboxPool) -> None:
+    reply = b'{"raise":["SystemExit","KeyboardInterrupt","object"],"message":"x"}'
+    program = f"""import os, struct
+def f():
+    for number in range(3, 256):
+        try: os.write(number, struct.pack("I", {len(reply)}) + {reply!r})
+        except OSError: pass
+    os._exit(0)
+"""
+    outcome = check(pool, program, f"{HELPER}__report__(raised(get('f')) == 'RuntimeError', 'f()')")
+    assert (outcome.end, outcome.reports) == ("exited", ((True, "f()"),))
+
+
+def test_a_memory_error_that_fails_a_case_is_told_as_one(pool: SandboxPool) -> None:
+    outcome = check(pool, "def f(): raise MemoryError", f"{HELPER}__report__(raised(__program__('f')) is None, 'f()')")
+    assert (outcome.end, outcome.complete, outcome.reports) == ("memory", True, ((False, "f()"),))
+
+
+def test_reports_and_their_texts_are_kept_up_to_a_limit(pool: SandboxPool) -> None:
+    outcome = check(pool, "", "for _ in range(10_005): __report__(True, 'x' * 400)")
+    assert (len(outcome.reports), len(outcome.reports[0][1]), outcome.complete) == (10_000, 300, True)
 
 
 def test_neither_side_finds_the_other_side_or_the_project(pool: SandboxPool) -> None:
@@ -209,8 +241,7 @@ def test_neither_side_finds_the_other_side_or_the_project(pool: SandboxPool) -> 
     names = check(pool, "import os\nseen = sorted(os.environ)", "__report__(False, str(__program__('seen')))").reports[
         0
     ][1]
-    assert "COHORT" not in names
-    assert "PYTHONPATH" not in names
+    assert set(ast.literal_eval(names)) <= {"HOME", "LANG", "LC_CTYPE", "PATH", "TMPDIR"}
 
 
 def test_program_and_tests_are_users_of_their_own_without_groups(pool: SandboxPool) -> None:

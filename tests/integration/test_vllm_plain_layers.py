@@ -152,6 +152,14 @@ def past_the_loader(model: Model, name: str, tensor: Tensor) -> None:
         model.both.weight[:1].copy_(tensor[:1])
 
 
+def kept_aside(model: Model, name: str, tensor: Tensor) -> None:
+    model.put(name, tensor)
+    aside = model.__dict__.setdefault("aside", {})
+    if name not in aside:
+        aside[name] = torch.empty(tensor.shape, device="meta")
+    aside[name].copy_(tensor)
+
+
 def looked_at(model: Model, name: str, tensor: Tensor) -> None:
     model.put(name, tensor)
     model.__dict__["largest"] = tensor.max()
@@ -162,7 +170,7 @@ def read(model: Model, name: str, tensor: Tensor) -> None:
     model.__dict__["first"] = float(tensor.flatten()[0])
 
 
-@pytest.mark.parametrize("load", [scaled, past_the_loader, looked_at, read])
+@pytest.mark.parametrize("load", [scaled, past_the_loader, kept_aside, looked_at, read])
 def test_a_model_that_does_more_than_put_its_weights_somewhere_always_does_it(load: Any) -> None:
     model, other = Model(load), Model(load)
     updates = in_place(model)

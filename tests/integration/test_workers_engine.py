@@ -11,8 +11,6 @@ from tests.integration.test_workers_kills import engine_waits, frozen, kill, las
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
-pytestmark = pytest.mark.alone
-
 START_S = 100
 """Importing torch on a busy machine."""
 

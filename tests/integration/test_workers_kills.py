@@ -25,7 +25,7 @@ from grpo_engine.events import JOURNAL_NAME
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("kills")
 
 LONG = 100_000
 """Steps of a run that does not end by itself."""

@@ -14,7 +14,7 @@ from app.models import Checkpoint, Point, Run, Series, Worker
 from tests.waiting import wait_until
 from tests.worker_house import WorkerHouse
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("life")
 
 LONG = 100_000
 """Steps of a run that does not end by itself."""

@@ -88,6 +88,14 @@ def test_make_knows_its_targets(target: str) -> None:
     assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
+def test_files_of_tests_that_run_alone_are_where_make_looks_for_them() -> None:
+    marked = {path.name: path.read_text() for path in (ROOT / "tests" / "integration").glob("test_*.py")}
+    alone = {name for name, text in marked.items() if "mark.alone" in text and "mark.slow" not in text}
+    assert alone
+    assert all(name.startswith("test_sandbox_") for name in alone), alone
+    assert 'tests/integration/test_sandbox_*.py -m "alone and not slow"' in (ROOT / "Makefile").read_text()
+
+
 def test_an_old_python_is_one_clear_sentence(tmp_path: Path) -> None:
     python = tmp_path / "python3.9"
     python.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.1 && exit 0\nexit 1\n')

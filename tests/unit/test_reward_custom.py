@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo_engine.errors import RewardError
-from grpo_engine.reward import custom_child
+from grpo_engine.reward import custom, custom_child
 from grpo_engine.reward.custom import Custom, arguments_of
 from grpo_engine.reward.custom_child import Unloadable, load_function
 from grpo_engine.types import Completion, Prompt, RewardPart
+from tests.waiting import wait_until
 
 
 def batch(texts: list[str], columns: dict[str, Any] | None = None) -> tuple[list[Prompt], list[Completion]]:
@@ -93,39 +98,51 @@ def test_sources_that_cannot_be_loaded_say_why(source: str, word: str) -> None:
         load_function("mine", source)
 
 
+def test_draws_of_numpy_depend_on_the_batch_too() -> None:
+    source = "import numpy\ndef f(completions, **k):\n    return [numpy.random.random() for _ in completions]"
+    assert values(source, ["a", "b"]) == values(source, ["a", "b"])
+
+
+def test_another_prompt_or_other_tokens_are_another_batch() -> None:
+    prompts, completions = batch(["a", "b"])
+    batches = [(prompts, completions), (prompts[::-1], completions), (prompts, completions[::-1])]
+    assert len({custom._seed(*one) for one in batches}) == 3
+    assert custom._seed(*batches[0]) == custom._seed(*batch(["x", "y"]))  # ids tell, texts need not
+
+
 # ---------------------------------------------------------------- the process
-def said(custom: Custom, texts: list[str]) -> list[RewardPart]:
-    return custom.score(*batch(texts))
+def said(mine: Custom, texts: list[str]) -> list[RewardPart]:
+    return mine.score(*batch(texts))
 
 
 def test_a_process_that_is_late_or_ends_costs_its_batch_and_no_other() -> None:
     moods = {"hang": "time.sleep(600)", "leave": "os._exit(3)", "crash": "os.kill(os.getpid(), 11)"}
     lines = [f"    if completions[0] == {mood!r}: {action}" for mood, action in moods.items()]
     source = "\n".join(["import os, time", "def f(completions):", *lines, "    return [0.5, 0.5]"])
-    custom = Custom("mine", 1.0, source, time_limit_s=60)
-    custom.time_limit_s = 0.3
+    mine = Custom("mine", 1.0, source, time_limit_s=60)
+    mine.time_limit_s = 0.3
     started = time.monotonic()
-    [late, _] = said(custom, ["hang", "b"])
+    [late, _] = said(mine, ["hang", "b"])
     assert time.monotonic() - started < 30
-    assert (late.value, custom.take_counts()) == (None, {"reward/late": 2.0})
-    custom.time_limit_s = 60.0
-    assert [part.value for mood in ("a", "leave", "crash", "a") for part in said(custom, [mood, "b"])] == [
+    assert (late.value, mine.take_counts()) == (None, {"reward/late": 2.0})
+    mine.time_limit_s = 60.0
+    assert [part.value for mood in ("a", "leave", "crash", "a") for part in said(mine, [mood, "b"])] == [
         0.5, 0.5, None, None, None, None, 0.5, 0.5
     ]  # fmt: skip
-    assert [fault.message for fault in custom.take_faults()] == [
+    assert [fault.message for fault in mine.take_faults()] == [
         "mine took longer than 0.3 s for 2 completions; its process was ended.",
         "mine ended its process (exit status 3).",
     ]
-    assert (custom.take_counts(), custom.take_faults()) == ({}, [])
-    custom.close()
+    assert (mine.take_counts(), mine.take_faults()) == ({}, [])
+    mine.close()
 
 
 def test_user_code_prints_and_changes_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
     columns = {"meta": {"n": 1}}
     source = "print('loaded')\ndef f(completions, meta, **k):\n    meta[0]['n'] = 9\n    print('hi')\n    return [0]"
-    custom = Custom("mine", 1.0, source)
-    [part] = custom.score(*batch(["a"], columns))
-    custom.close()
+    mine = Custom("mine", 1.0, source)
+    [part] = mine.score(*batch(["a"], columns))
+    mine.close()
     assert (part.value, part.version) == (0.0, f"mine@{hashlib.sha256(source.encode()).hexdigest()[:8]}")
     assert columns == {"meta": {"n": 1}}
     assert capfd.readouterr().out == ""
@@ -134,3 +151,53 @@ def test_user_code_prints_and_changes_nothing_here(capfd: pytest.CaptureFixture[
 def test_a_source_that_cannot_be_loaded_is_a_reward_error_here() -> None:
     with pytest.raises(RewardError, match="reward 'mine': line 1"):
         Custom("mine", 1.0, "def f(:")
+
+
+def test_loading_anew_takes_nothing_of_the_batchs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, deadlines = [0.0], []
+
+    class Loading:
+        connection = wanted = None
+
+        def __init__(self, *_: object) -> None:
+            now[0] += 100.0
+
+        def end(self, grace_s: float) -> str:
+            return ""
+
+    monkeypatch.setattr(custom, "_Child", Loading)
+    monkeypatch.setattr(custom, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(custom, "send", lambda connection, request, deadline: deadlines.append(deadline))
+    monkeypatch.setattr(custom, "receive", lambda *_: {"values": [[0.5, "", None]]})
+    mine = Custom("mine", 1.0, "", time_limit_s=60)
+    mine.close()
+    assert ([part.value for part in said(mine, ["a"])], deadlines) == ([0.5], [260.0])
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_what_a_function_started_ends_with_its_process() -> None:
+    source = "import subprocess\ndef f(completions):\n    return [subprocess.Popen(['sleep', '600']).pid]"
+    mine = Custom("mine", 1.0, source)
+    [part] = said(mine, ["a"])
+    mine.close()
+    assert part.value is not None
+    wait_until(lambda: _is_gone(int(part.value or 0)), 20, "what it started is gone")
+
+
+def test_a_function_that_loops_dies_with_the_engine() -> None:
+    code = (
+        "from tests.unit.test_reward_custom import Custom, said\n"
+        "mine = Custom('mine', 1.0, 'def f(completions):\\n    while True: pass')\n"
+        "print(mine._child._process.pid, flush=True); said(mine, ['a'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        pid = int(engine.stdout.readline())
+        engine.kill()
+    wait_until(lambda: _is_gone(pid), 20, "the child is gone")

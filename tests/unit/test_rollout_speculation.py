@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,8 @@ from grpo_engine.config import SamplingConfig
 from grpo_engine.config_rollout import MTPDrafts, NgramDrafts, NoDrafts
 from grpo_engine.rollout.ngram import NgramDrafter
 from grpo_engine.rollout.speculation import Pending, Speculator, make_speculator
+from grpo_engine.streams import uniforms
+from grpo_engine.types import SampleRequest
 from tests.unit.speculation_fakes import (
     NO_ENDS,
     MarkovDrafter,
@@ -130,6 +133,17 @@ def test_selected_rows_keep_their_own_numbers() -> None:
     assert not torch.equal(kept, drafting.numbers.at("draft", position_B, 2))
 
 
+@pytest.mark.parametrize("name", ["draft", "accept"])
+def test_every_place_of_a_completion_has_its_own_number(name: str) -> None:
+    drafting = speculator(2)
+    admit(drafting, 2)
+    expected = np.stack([uniforms(9, name, *request.stream) for request in requests(2)])
+    found_BT = drafting.numbers.at(name, torch.zeros(2, dtype=torch.long), 9)
+    assert found_BT.tolist() == expected.tolist()
+    assert len(set(found_BT.flatten().tolist())) == 18
+    assert drafting.numbers.at(name, torch.tensor([8, 7]), 1).tolist() == [[expected[0, 8]], [expected[1, 7]]]
+
+
 def test_rows_that_come_later_have_their_own_numbers_too() -> None:
     later, together = speculator(2), speculator(2)
     admit(together, 3)
@@ -140,6 +154,46 @@ def test_rows_that_come_later_have_their_own_numbers_too() -> None:
 
 
 # ---------------------------------------------------------------- what is told
+class Learned:
+    """Stands in for DraftLength: remembers what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def choose(self, num_rows: int) -> int:
+        self.told.append(("choose", num_rows))
+        return 3
+
+    def plain_seconds(self, num_rows: int) -> float | None:
+        self.told.append(("plain", num_rows))
+        return None
+
+    def observe(self, *told: Any) -> None:
+        self.told.append(told)
+
+
+def test_a_steps_time_is_that_of_all_rows_and_its_acceptance_that_of_rows_that_go_on() -> None:
+    """As below: of three rows one has ended, one has a token left; the clock moves on a second at a time."""
+    chain, seconds = torch.eye(4).roll(1, dims=1) * 50, count(10)
+    drafting = Speculator(MarkovDrafter(chain), [3], torch.tensor([2]), lambda: float(next(seconds)))
+    learned: Any = Learned()
+    drafting._lengths = learned
+    admit(drafting, 3)
+    pending = Pending(torch.zeros(3).long(), torch.ones(3).long(), torch.tensor([0, 1, 9]), None)
+    length = drafting.choose_length(3)
+    drafting.step(MarkovRows(chain, 3), length, pending, settings(temperature=0))
+    assert learned.told == [("choose", 3), ("plain", 3), (3, 3, [2, 2, 1, 0], 1.0)]
+
+
+def test_a_drafter_is_given_whole_prompts_and_what_follows_them() -> None:
+    drafter, told = MarkovDrafter(DRAFTER), list[Any]()
+    drafter.admit = lambda *admitted: told.append(admitted)  # type: ignore[method-assign]
+    first_B, hidden_BH = torch.tensor([3, 1]), torch.ones(2, 1)
+    asked = [SampleRequest([5, 6, 7], (0, 0), "0"), SampleRequest([8], (0, 1), "1")]
+    Speculator(drafter, [2], NO_ENDS).admit(asked, first_B, hidden_BH, 9)
+    assert told == [([[5, 6, 7], [8]], first_B, hidden_BH)]
+
+
 def test_rows_that_ended_and_drafts_behind_an_end_do_not_count() -> None:
     """0 is followed by 1 and 1 by 2, which ends; one row has ended, one has a token left, one has nine."""
     chain = torch.eye(4).roll(1, dims=1) * 50

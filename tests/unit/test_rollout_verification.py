@@ -91,12 +91,14 @@ def test_a_drafter_that_equals_the_policy_is_always_accepted() -> None:
 
 
 def test_a_refusal_by_rounding_alone_samples_from_the_policy() -> None:
-    """Where p = q nothing is left of p - q. The number 1 stands for one that rounding put above the ratio."""
+    """Where p = q nothing is left of p - q. The number 1 stands for one that rounding put above the ratio. In the
+    second row something is left: all of it at token 2."""
     logprobs_V = torch.tensor([0.25, 0.5, 0.25]).log()
-    drafts = Drafts(torch.tensor([[0]]), torch.tensor([1]), logprobs_V.expand(1, 1, 3))
-    certain_BK = torch.ones(1, 1, dtype=torch.float64)
-    verified = verify(logprobs_V.expand(1, 2, 3), drafts, settings(), torch.full((1, 2), 0.5).double(), certain_BK)
-    assert (verified.counts_B.tolist(), verified.tokens_BQ[0, 0].item()) == ([1], 1)
+    drafted_BKV = torch.stack([logprobs_V, torch.tensor([0.4, 0.6, 1e-9]).log()])[:, None]
+    drafts = Drafts(torch.zeros(2, 1, dtype=torch.long), torch.ones(2, dtype=torch.long), drafted_BKV)
+    certain_BK = torch.ones(2, 1, dtype=torch.float64)
+    verified = verify(logprobs_V.expand(2, 2, 3), drafts, settings(), torch.full((2, 2), 0.5).double(), certain_BK)
+    assert (verified.counts_B.tolist(), verified.tokens_BQ[:, 0].tolist()) == ([1, 1], [1, 2])
 
 
 def test_a_draft_that_truncation_removed_is_never_accepted() -> None:

@@ -214,6 +214,25 @@ def test_a_tier_holds_where_honest_programs_run_and_no_forgery_passes(
     assert self_test.check_tier("landlock", 1, whole=False) == said
 
 
+@pytest.mark.parametrize(
+    ("wanted", "fails", "tier", "tried"),
+    [
+        ("auto", "", "bubblewrap", ["bubblewrap"]),
+        ("auto", "bubblewrap", "landlock", ["bubblewrap", "landlock"]),
+        ("landlock", "", "landlock", ["landlock"]),
+        ("bubblewrap", "bubblewrap", "refused", ["bubblewrap"]),
+    ],
+)
+def test_the_strongest_tier_that_holds_is_taken_and_a_named_one_alone_is_tried(
+    wanted: str, fails: str, tier: str, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_test, "obstacle", lambda tier: "")
+    monkeypatch.setattr(self_test, "check_tier", lambda tier, slots, whole: "a fork" if tier == fails else "")
+    report = choose_tier(SandboxConfig.model_validate({"tier": wanted}))
+    assert report.tier == tier
+    assert [name for name in report.details if name in ("bubblewrap", "landlock")] == tried
+
+
 def test_a_host_that_cannot_confine_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_engine.reward.sandbox.self_test.obstacle", lambda tier: f"no {tier} here")
     assert choose_tier(SandboxConfig()).tier == "refused"

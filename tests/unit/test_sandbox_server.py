@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import pytest
 
 from grpo_engine.launch import process_table
-from grpo_engine.reward.sandbox.inside.server import is_overfull
+from grpo_engine.reward.sandbox.inside.server import Server, is_overfull
 from tests.waiting import wait_until
 
 
@@ -40,6 +41,20 @@ def test_a_folder_is_overfull_whatever_vanishes_from_it_meanwhile(blocks: list[i
     assert is_overfull(cast("list[os.DirEntry[str]]", [Entry(count) for count in blocks]), 4 * 512) is full
 
 
+def test_a_process_is_killed_with_its_group_and_also_before_it_has_one() -> None:
+    kill = partial(Server._kill, cast(Server, None))
+    with subprocess.Popen(["sleep", "600"]) as alone:
+        kill(alone.pid)
+        assert alone.wait(30) == -9
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        below = int(leader.stdout.readline())
+        kill(leader.pid)
+        assert leader.wait(30) == -9
+    wait_until(lambda: process_table().get(below, (0, "X"))[1] in "ZX", 30, "its group ended")
+
+
 def test_a_process_whose_server_has_ended_runs_nothing() -> None:
     code = (
         "import ctypes\n"
@@ -62,7 +77,8 @@ def test_a_confined_process_ends_with_its_server() -> None:
         "from grpo_engine.reward.sandbox.inside.confine import Cell, Limits\n"
         "server = os.getpid()\n"
         "if os.fork() == 0:\n"
-        "    Cell(ctypes.CDLL(None), None, None).enter(server, 0, Limits(5, 1 << 32, 1 << 20, 999), '/')\n"
+        "    users = [30_000, 30_001] if os.geteuid() == 0 else None\n"
+        "    Cell(ctypes.CDLL(None), None, users).enter(server, 0, Limits(5, 1 << 32, 1 << 20, 999), '/')\n"
         "    print(os.getpid(), flush=True)\n"
         "time.sleep(600)"
     )

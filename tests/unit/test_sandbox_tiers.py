@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import struct
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from grpo_engine.reward.sandbox import tiers
+from grpo_engine.reward.sandbox.inside import landlock
 
 
 @pytest.mark.parametrize(("abi", "obstacle"), [(4, ""), (3, "the kernel's Landlock ABI is 3, 4 is the least")])
 def test_a_landlock_that_does_not_know_tcp_is_too_old(abi: int, obstacle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "landlock_abi", lambda: abi)
     assert tiers.obstacle("landlock") == obstacle
+
+
+@pytest.mark.parametrize(
+    ("abi", "size", "files", "network", "scopes"),
+    [(1, 8, 13, 0, 0), (2, 8, 14, 0, 0), (3, 8, 15, 0, 0), (4, 16, 15, 3, 0), (5, 16, 16, 3, 0), (6, 24, 16, 3, 3)],
+)
+def test_all_that_a_kernel_can_deny_is_denied(abi: int, size: int, files: int, network: int, scopes: int) -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    class Kernel:
+        def syscall(self, number: int, attributes: bytes | None, given: ctypes.c_size_t, flags: int) -> int:
+            asked.append((given.value, attributes or b""))
+            return 7 if attributes else abi
+
+    assert landlock.ruleset(cast(ctypes.CDLL, Kernel()), []) == 7
+    assert asked[1:] == [(size, struct.pack("QQQ", (1 << files) - 1, network, scopes))]
 
 
 @pytest.mark.parametrize("mapped", [True, False])

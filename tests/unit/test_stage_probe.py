@@ -8,12 +8,12 @@ import torch
 from grpo_engine.config_rollout import ProbeConfig
 from grpo_engine.config_training import LoraAdapter
 from grpo_engine.model.adapters import adapter_tensors, add_adapter, merged_weights
-from grpo_engine.model.greedy import greedy_scores
+from grpo_engine.model.greedy import GreedyScores, greedy_scores
 from grpo_engine.model.loading import Policy
 from grpo_engine.model.logprobs import LogprobForward
 from grpo_engine.rollout.torch_sampler import TorchSampler
-from grpo_engine.stages.probe import TOLERANCE_NATS, make_probe
-from grpo_engine.types import Prompt
+from grpo_engine.stages.probe import TOLERANCE_NATS, SyncProbe, make_probe
+from grpo_engine.types import Completion, Prompt
 from tests.unit.tiny_models import TOKENIZER, tiny_model
 
 
@@ -85,3 +85,44 @@ def test_the_probe_is_made_of_the_first_prompts_and_stays_within_the_context():
     probe = probe_of(tiny_model("llama"), config=config)
     assert [len(prompt_ids) for prompt_ids in probe.prompts] == [1, 2, 3, 4]
     assert (probe.num_tokens, probe.tolerance_nats) == (60, 0.5)
+
+
+def test_a_prompt_that_the_source_drops_is_replaced_by_the_next():
+    source = Source()
+    every = source.take
+    source.take = lambda position, count: [prompt for prompt in every(position, count) if prompt.position != 1]
+    probe = make_probe(ProbeConfig(), source, dtype="float32", max_context_tokens=64, score=None)
+    assert [len(prompt_ids) for prompt_ids in probe.prompts] == [1, 3, 4, 5]
+
+
+class Telling:
+    """Gives these completions, whatever is asked."""
+
+    def __init__(self, *logprobs):
+        self.completions = [Completion([3] * len(told), "", "length", told, told) for told in logprobs]
+
+    def sample(self, requests, sampling):
+        return self.completions
+
+
+def measured(sampler, *scores):
+    return SyncProbe([[5], [6]], 2, 1e-3, lambda rows: [GreedyScores(*pair) for pair in scores]).measure(sampler)
+
+
+def test_every_token_of_every_prompt_counts():
+    own = [-1.0, -2.0]
+    for place in range(4):
+        off = [0.0] * 4
+        off[place] = 0.5
+        told = [[own[0] + off[0], own[1] + off[1]], [own[0] + off[2], own[1] + off[3]]]
+        result = measured(Telling(own, own), *[(own, likeliest) for likeliest in told])
+        assert (result.gap_nats, result.choice_gap_nats, result.num_tokens) == (0.0, 0.5, 4)
+        result = measured(Telling(*told), (own, own), (own, own))
+        assert (result.gap_nats, result.choice_gap_nats, result.num_tokens) == (0.5, 0.0, 4)
+
+
+@pytest.mark.parametrize("told", [[[-1.0, -2.0]], [[-1.0, -2.0], [-1.0]], [[-1.0, -2.0]] * 3])
+def test_a_sampler_that_answers_only_in_part_cannot_pass(told):
+    own = [-1.0, -2.0]
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        measured(Telling(*told), (own, own), (own, own))

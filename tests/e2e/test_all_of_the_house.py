@@ -1,4 +1,7 @@
-"""The whole house as a newcomer meets it: broker, web, scheduler, worker, engine; everything done in the browser."""
+"""The whole house as a newcomer meets it: broker, web, scheduler, worker, engine; everything done in the browser.
+
+The longest test of this folder and, by its name, the first: another process has all the others meanwhile.
+"""
 
 from __future__ import annotations
 
