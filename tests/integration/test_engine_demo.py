@@ -13,7 +13,7 @@ FOUR_MINUTES_S = 240
 
 def check_demo(folder: Path, seed: int) -> None:
     data = load_config(Path("configs/demo.yaml").read_text()).model_dump(mode="json")
-    config = load_config({**data, "seed": seed, "num_threads": 1})  # the other core has other tests
+    config = load_config({**data, "seed": seed})
     assert run_engine(config, folder, seconds=1200) == 0
     results = [event for event in named(folder, "evaluation") if event.stage == "1-rl"]
     before, after = results[0], results[-1]

@@ -85,10 +85,15 @@ def test_a_conflict_and_a_timeout_of_the_endpoint_are_tried_again(status: int) -
 
 def test_waits_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     longest: list[float] = []
+
+    def drawn(low: float, high: float) -> float:
+        longest.append(high)
+        return low
+
     monkeypatch.setattr(judge_client, "LONGEST_WAIT_S", 0.003)
     with judge_stub(lambda number, asked: scored(10) if number == 4 else (500, b"")) as stub:
         reward = judge(stub)
-        monkeypatch.setattr(reward._client._random, "uniform", lambda low, high: longest.append(high) or low)
+        monkeypatch.setattr(reward._client._random, "uniform", drawn)
         judged(reward, "4")
     assert longest == [0.001, 0.002, 0.003, 0.003]
 
@@ -142,6 +147,6 @@ def test_a_gold_answer_that_is_no_text_is_not_quoted(gold: Any) -> None:
 
 
 def test_another_model_rubric_or_extraction_is_another_version() -> None:
-    changes: list[dict[str, str]] = [{}, {"model": "n"}, {"rubric": "Be strict."}, {"extract": "boxed"}]
+    changes: list[dict[str, Any]] = [{}, {"model": "n"}, {"rubric": "Be strict."}, {"extract": "boxed"}]
     with judge_stub(lambda number, asked: scored(5)) as stub:
         assert len({judge(stub, **change).version for change in changes}) == 4
