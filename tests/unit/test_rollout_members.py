@@ -191,6 +191,21 @@ def test_a_look_at_the_version_that_began_before_one_asked_is_not_taken_for_an_a
     run(test, names="a")
 
 
+def test_a_server_that_is_lost_while_its_version_is_asked_is_lost_and_the_watch_goes_on() -> None:
+    async def test(pool: Pool) -> None:
+        server, gate, seen = pool.servers[0], asyncio.Event(), list[str | None]()
+        server.weight_version = partial(held_until, gate, server, seen)  # type: ignore[method-assign]
+        asked = asyncio.create_task(pool.members.check_version(pool.list[0]))
+        await until(lambda: seen)
+        pool.members.lose(pool.list[0], pool.list[0].gone, "it went")
+        gate.set()
+        with pytest.raises(ServerLost, match="it went"):
+            await asked
+        await until(lambda: pool.list[0].ready)
+
+    run(test, names="a")
+
+
 # ---------------------------------------------------------------- health
 def test_what_happens_during_a_long_update_is_still_noticed() -> None:
     async def test(pool: Pool) -> None:

@@ -172,9 +172,11 @@ class Members:
             if member.num_checks > seen:
                 return
             member.num_checks += 1
-            held = await member.client.weight_version()
-            if held != member.weights.version:
-                raise ServerLost(f"it holds weights {held}, not {member.weights.version}: it was started again")
+            held, given = await member.client.weight_version(), member.weights
+            if given is None:  # lost while it was asked
+                raise ServerLost(member.fault)
+            if held != given.version:
+                raise ServerLost(f"it holds weights {held}, not {given.version}: it was started again")
 
     # ------------------------------------------------------------ health
     async def count(self) -> Counters:
