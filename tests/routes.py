@@ -28,6 +28,11 @@ QUERIES = {
 }
 NAMES = {"/api/v1/presets": {"name": "demo"}, "/api/v1/rewards": {"name": "exact"}, "/rewards": {"name": "exact"}}
 """Path prefix -> what `name` is there, where it is no config's."""
+FIXED = {
+    "run": "1", "number": "1", "place": "2-10-1", "stage": "1-rl", "step": "10", "attempt": "2", "batch": "10",
+    "index": "1", "completion": "0", "name": "kept", "version": "1", "path": "config.json", "secret": "x" * 43,
+}  # fmt: skip
+"""Path parameter -> its value in the seeded home."""
 OPEN = {"/openapi.json", "/docs"}
 """Routes that need nobody to be signed in: they show nothing that belongs to anybody."""
 
@@ -84,25 +89,10 @@ def _values(database: Database) -> dict[str, str]:
         worker = session.scalars(select(Worker.id)).one()
         user_id = session.scalars(select(User.id).where(User.name == user.name)).one()
         ids: dict[str, Any] = {
-            "checkpoint_id": checkpoint,
-            "token_id": token.id,
-            "replay_id": replay.id,
-            "worker_id": worker,
+            "checkpoint_id": checkpoint, "token_id": token.id, "replay_id": replay.id, "worker_id": worker,
             "user_id": user_id,
-        }
-    fixed = {
-        "run": "1",
-        "number": "1",
-        "place": "2-10-1",
-        "stage": "1-rl",
-        "step": "10",
-        "attempt": "2",
-        "batch": "10",
-        "index": "1",
-        "completion": "0",
-    }
-    named = {"name": "kept", "version": "1", "hash": reward.hash, "path": "config.json", "secret": "x" * 43}
-    return {**fixed, **named, **{key: str(value) for key, value in ids.items()}}
+        }  # fmt: skip
+    return {**FIXED, "hash": reward.hash, **{key: str(value) for key, value in ids.items()}}
 
 
 def fingerprint(database: Database) -> dict[str, list[tuple[Any, ...]]]:

@@ -20,7 +20,6 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from grpo_engine.config import SamplingConfig
 from grpo_engine.config_rollout import VLLMRollout
 from grpo_engine.model.tokenizer import character_tokenizer
 from grpo_engine.rollout.vllm.folder import write_model_folder
@@ -77,18 +76,6 @@ def start_vllm(model: PreTrainedModel, folder: Path, ends: Collection[int] = (),
     made = VLLMSampler(VLLMRollout.model_validate(config), write_folder(model, folder), TOKENIZER, ends, CONTEXT)
     made.load_weights(model.named_parameters(), 1)
     return made
-
-
-def requests(prompts: list[str], completions: int = 1, seed: int = 0) -> list[SampleRequest]:
-    return [
-        SampleRequest(TOKENIZER(prompt).input_ids, (seed, index, copy), str(index))
-        for index, prompt in enumerate(prompts)
-        for copy in range(completions)
-    ]
-
-
-def settings(**values: Any) -> SamplingConfig:
-    return SamplingConfig.model_validate({"max_new_tokens": 20, **values})
 
 
 @torch.no_grad()

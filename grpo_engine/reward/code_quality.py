@@ -8,9 +8,8 @@ import warnings
 from importlib import metadata
 
 from grpo_engine.config_rewards import CodeQualityReward
-from grpo_engine.reward import code_calls, code_quality_proofs, extraction, programs
+from grpo_engine.reward import code_calls, extraction, programs
 from grpo_engine.reward.code_calls import find_forbidden
-from grpo_engine.reward.code_quality_proofs import may_use, words_of_plain_program
 from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.reward.programs import find_program
 from grpo_engine.reward.versions import module_source, version_of
@@ -46,10 +45,9 @@ def metric(config: CodeQualityReward) -> Metric:
 
 
 def _version() -> str:
-    files = (__file__, code_calls.__file__, code_quality_proofs.__file__, programs.__file__, extraction.__file__)
+    own = module_source(__file__, code_calls.__file__, programs.__file__, extraction.__file__)
     libraries = [metadata.version(name).encode() for name in ("pyflakes", "mccabe")]
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}".encode()
-    return version_of("code_quality", module_source(*files), *libraries, python)
+    return version_of("code_quality", own, *libraries, f"{sys.version_info[0]}.{sys.version_info[1]}".encode())
 
 
 def _judge(program: str, given: set[str], forbidden: frozenset[str], max_complexity: int) -> tuple[float, str]:
@@ -61,10 +59,9 @@ def _judge(program: str, given: set[str], forbidden: frozenset[str], max_complex
         return 0.0, f"The program does not parse{line}: {message}."
     if not tree.body:
         return 0.0, "The program has no statement."
-    words = words_of_plain_program(tree, given)
-    if (words is None or may_use(words, forbidden)) and (calls := find_forbidden(tree, forbidden)):
+    if calls := find_forbidden(tree, forbidden):
         return 0.0, f"The program uses {', '.join(calls[:5])}, which is forbidden."
-    undefined = _undefined_names(tree, given) if words is None else []
+    undefined = _undefined_names(tree, given)
     complexities = _complexities(tree)
     complex_ = [name for name, complexity in complexities.items() if complexity >= max_complexity]
     simple_share = 1.0 - len(complex_) / len(complexities) if complexities else 1.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -20,6 +18,7 @@ from grpo_engine.reward import accuracy, gym
 from grpo_engine.reward.metric import Judgement, Metric
 from grpo_engine.reward.pool import RewardPool
 from grpo_engine.types import Completion, Prompt
+from tests.ended import is_gone, told_before_its_kill
 from tests.reward_cases import completion, prompt
 from tests.waiting import wait_until
 
@@ -86,7 +85,7 @@ def test_the_limit_is_that_of_each_item_and_not_of_what_was_sent_together() -> N
 def test_what_a_late_judge_started_ends_with_it(pool: RewardPool, tmp_path: Path) -> None:
     judged(pool, [f"start {tmp_path / 'pid'}"], metric(0.3))
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: _is_gone(pid), 20, "what it started is gone")
+    wait_until(lambda: is_gone(pid), 20, "what it started is gone")
 
 
 def test_sets_have_one_order_in_all_processes(pool: RewardPool) -> None:
@@ -123,7 +122,7 @@ def test_a_process_that_ended_between_batches_is_held_against_no_item(tmp_path: 
         judged(pool, ["say a"])
         [pid] = pool.pids
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: _is_gone(pid), 20, "it has ended")
+        wait_until(lambda: is_gone(pid), 20, "it has ended")
         text = f"die_once {tmp_path / 'mark'}"
         assert judged(pool, [text]) == [told(text, 0)]
 
@@ -178,18 +177,8 @@ def test_children_die_with_the_process_that_started_them() -> None:
         "pool = RewardPool(1, 'tests.engines.pool_stub'); judged(pool, ['say a'])\n"
         "print(pool.pids[0], flush=True); judged(pool, ['spin'], metric(600.0))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        process.kill()
-    wait_until(lambda: _is_gone(pid), 20, "the child is gone")
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except OSError:
-        return True
+    pid = told_before_its_kill(code)
+    wait_until(lambda: is_gone(pid), 20, "the child is gone")
 
 
 def test_formulas_are_judged_in_children_that_know_no_torch() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import DataError, NonFinite
 from grpo_engine.model.logprobs import LogprobForward
 from grpo_engine.model.packing import collate
 from grpo_engine.rollout.torch_sampler import TorchSampler
 from grpo_engine.types import Completion, SampleRequest, TrainRow
+from tests.sampling import requests, settings
 from tests.unit.tiny_models import TOKENIZER, tiny_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "gpt2", "untied", "gemma2", "bloom", "wide")
@@ -27,18 +26,6 @@ def sampler(
     family: str = "llama", ends: frozenset[int] = frozenset({2}), context: int = 64, **options: Any
 ) -> TorchSampler:
     return TorchSampler(MODELS[family], TOKENIZER, ends, context, **options)
-
-
-def requests(prompts: Sequence[str], completions: int = 1, seed: int = 0) -> list[SampleRequest]:
-    return [
-        SampleRequest(TOKENIZER(prompt).input_ids, (seed, index, copy), str(index))
-        for index, prompt in enumerate(prompts)
-        for copy in range(completions)
-    ]
-
-
-def settings(**values: Any) -> SamplingConfig:
-    return SamplingConfig.model_validate({"max_new_tokens": 20, **values})
 
 
 def full_logits(model: PreTrainedModel, prompt_ids: list[int], completion: Completion) -> torch.Tensor:

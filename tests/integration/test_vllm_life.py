@@ -10,17 +10,8 @@ import torch
 
 from grpo_engine.config_rollout import VLLMRollout
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
-from tests.vllm_models import (
-    CONTEXT,
-    EOS,
-    TOKENIZER,
-    of_vllm,
-    plain_logits,
-    requests,
-    settings,
-    vllm_model,
-    write_folder,
-)
+from tests.sampling import requests, settings
+from tests.vllm_models import CONTEXT, EOS, TOKENIZER, of_vllm, plain_logits, vllm_model, write_folder
 
 pytestmark = of_vllm
 

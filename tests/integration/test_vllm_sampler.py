@@ -13,18 +13,8 @@ from transformers import PreTrainedModel
 from grpo_engine.errors import DataError
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
 from grpo_engine.types import Completion
-from tests.vllm_models import (
-    CONTEXT,
-    EOS,
-    TOKENIZER,
-    of_vllm,
-    plain_logits,
-    requests,
-    settings,
-    start_vllm,
-    vllm_model,
-    worst_gap,
-)
+from tests.sampling import requests, settings
+from tests.vllm_models import CONTEXT, EOS, TOKENIZER, of_vllm, plain_logits, start_vllm, vllm_model, worst_gap
 
 pytestmark = of_vllm
 PROMPTS = ["7+5=", "347+285=", "1", "12*(3+4)=", "x=y;", "the quick brown fox jumps over the lazy dog; " * 2]

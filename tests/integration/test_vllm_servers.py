@@ -16,17 +16,8 @@ from grpo_engine.config_rollout import VLLMServerRollout
 from grpo_engine.launch import process_table
 from grpo_engine.rollout.vllm.pool import VLLMServerSampler
 from grpo_engine.types import Completion
-from tests.vllm_models import (
-    CONTEXT,
-    TOKENIZER,
-    of_vllm,
-    plain_logits,
-    requests,
-    settings,
-    vllm_model,
-    worst_gap,
-    write_folder,
-)
+from tests.sampling import requests, settings
+from tests.vllm_models import CONTEXT, TOKENIZER, of_vllm, plain_logits, vllm_model, worst_gap, write_folder
 from tests.waiting import wait_until
 
 pytestmark = of_vllm

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
 from grpo_engine.types import Completion, SampleRequest
-from tests.vllm_models import of_vllm, plain_logits, requests, settings, start_vllm, vllm_model, worst_gap
+from tests.sampling import requests, settings
+from tests.vllm_models import of_vllm, plain_logits, start_vllm, vllm_model, worst_gap
 
 pytestmark = of_vllm
 PROMPTS = ["abababababababab", "7+5=12;7+5=12;7+5=", "12", "x=y;y=x;x=y;"]

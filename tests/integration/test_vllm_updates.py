@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grpo_engine.rollout.vllm.sampler import VLLMSampler
-from tests.vllm_models import of_vllm, requests, settings, start_vllm, vllm_model, worst_gap
+from tests.sampling import requests, settings
+from tests.vllm_models import of_vllm, start_vllm, vllm_model, worst_gap
 
 pytestmark = of_vllm
 SMALL, LARGE = {"hidden_size": 128}, {"hidden_size": 512, "initializer_range": 0.05}

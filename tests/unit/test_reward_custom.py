@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +14,7 @@ from grpo_engine.reward import custom, custom_child
 from grpo_engine.reward.custom import Custom, arguments_of
 from grpo_engine.reward.custom_child import Unloadable, load_function
 from grpo_engine.types import Completion, Prompt, RewardPart
+from tests.ended import is_gone, told_before_its_kill
 from tests.waiting import wait_until
 
 
@@ -174,20 +172,13 @@ def test_loading_anew_takes_nothing_of_the_batchs_time(monkeypatch: pytest.Monke
     assert ([part.value for part in said(mine, ["a"])], deadlines) == ([0.5], [260.0])
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
 def test_what_a_function_started_ends_with_its_process() -> None:
     source = "import subprocess\ndef f(completions):\n    return [subprocess.Popen(['sleep', '600']).pid]"
     mine = Custom("mine", 1.0, source)
     [part] = said(mine, ["a"])
     mine.close()
     assert part.value is not None
-    wait_until(lambda: _is_gone(int(part.value or 0)), 20, "what it started is gone")
+    wait_until(lambda: is_gone(int(part.value or 0)), 20, "what it started is gone")
 
 
 def test_a_function_that_loops_dies_with_the_engine() -> None:
@@ -196,8 +187,5 @@ def test_a_function_that_loops_dies_with_the_engine() -> None:
         "mine = Custom('mine', 1.0, 'def f(completions):\\n    while True: pass')\n"
         "print(mine._child._process.pid, flush=True); said(mine, ['a'])"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as engine:
-        assert engine.stdout is not None
-        pid = int(engine.stdout.readline())
-        engine.kill()
-    wait_until(lambda: _is_gone(pid), 20, "the child is gone")
+    pid = told_before_its_kill(code)
+    wait_until(lambda: is_gone(pid), 20, "the child is gone")

@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from grpo_engine.launch import process_table
 from grpo_engine.reward.sandbox.inside.server import Server, is_overfull
+from tests.ended import is_gone, told_before_its_kill
 from tests.waiting import wait_until
 
 
@@ -52,7 +52,7 @@ def test_a_process_is_killed_with_its_group_and_also_before_it_has_one() -> None
         below = int(leader.stdout.readline())
         kill(leader.pid)
         assert leader.wait(30) == -9
-    wait_until(lambda: process_table().get(below, (0, "X"))[1] in "ZX", 30, "its group ended")
+    wait_until(lambda: is_gone(below), 30, "its group ended")
 
 
 def test_a_process_whose_server_has_ended_runs_nothing() -> None:
@@ -82,8 +82,5 @@ def test_a_confined_process_ends_with_its_server() -> None:
         "    print(os.getpid(), flush=True)\n"
         "time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        pid = int(server.stdout.readline())
-        server.kill()
-    wait_until(lambda: process_table().get(pid, (0, "X"))[1] in "ZX", 30, "the confined process ended")
+    pid = told_before_its_kill(code)
+    wait_until(lambda: is_gone(pid), 30, "the confined process ended")
