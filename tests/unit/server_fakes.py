@@ -13,13 +13,16 @@ from grpo_engine.rollout.vllm.outputs import Sampled
 
 
 class FakeServer:
-    """A vLLM server in memory. It answers with its seed as the only token."""
+    """A vLLM server in memory. It answers with its seed as the only token, and the next seeds where it is asked for
+    several completions."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.alive = True
         self.version: str | None = None
         self.served: list[int] = []
+        self.requests: list[int] = []
+        """How many completions each asked for."""
         self.salts: list[str] = []
         self.num_rows = self.most_rows = 0
         self.finish = "length"
@@ -54,9 +57,10 @@ class FakeServer:
     def forget(self) -> None:
         pass
 
-    async def complete(self, body: dict[str, Any], timeout_s: float) -> Sampled:
+    async def complete(self, body: dict[str, Any], count: int, timeout_s: float) -> list[Sampled]:
         await self.check_health()
-        self.num_rows += 1
+        self.requests.append(count)
+        self.num_rows += count
         self.most_rows = max(self.most_rows, self.num_rows)
         self.salts.append(body["cache_salt"])
         try:
@@ -64,9 +68,10 @@ class FakeServer:
             await self.open.wait()
             await self.check_health()
         finally:
-            self.num_rows -= 1
-        self.served.append(body["seed"])
-        return Sampled([body["seed"]], [-0.5], [-0.5], None, self.finish)
+            self.num_rows -= count
+        seeds = range(body["seed"], body["seed"] + count)
+        self.served += seeds
+        return [Sampled([seed], [-0.5], [-0.5], None, self.finish) for seed in seeds]
 
     def start_again(self) -> None:
         self.alive, self.version = True, None
@@ -107,7 +112,7 @@ def run(test: Callable[[Pool], Awaitable[None]], names: str = "ab", **limits: An
 
 
 def jobs(count: int, group: str = "0", max_tokens: int = 10, first: int = 0) -> list[Job]:
-    return [Job({"seed": first + index, "logprobs": 0}, group, max_tokens) for index in range(count)]
+    return [Job({"logprobs": 0}, first + index, group, max_tokens) for index in range(count)]
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,46 @@ def test_a_server_never_has_more_rows_than_it_decodes_at_once() -> None:
         assert [server.most_rows for server in pool.servers] == [3, 3]
 
     run(test, max_rows=4)
+
+
+# ---------------------------------------------------------------- several completions a request
+def test_a_group_is_one_request_where_there_is_room_for_all() -> None:
+    async def test(pool: Pool) -> None:
+        asked = [job for group in range(4) for job in jobs(3, str(group), first=10 * group)]
+        assert await pool.complete(asked) == [10 * group + index for group in range(4) for index in range(3)]
+        assert [server.requests for server in pool.servers] == [[3, 3], [3, 3]]
+
+    run(test, max_rows=6)
+
+
+def test_where_completions_have_to_wait_each_makes_room_as_soon_as_it_ends() -> None:
+    async def test(pool: Pool) -> None:
+        assert await pool.complete(jobs(13)) == list(range(13))
+        assert {count for server in pool.servers for count in server.requests} == {1}
+
+    run(test, max_rows=6)
+
+
+def test_a_server_asked_alone_has_its_own_room_and_no_more() -> None:
+    async def test(pool: Pool) -> None:
+        await pool.dispatcher.complete([*jobs(4), *jobs(4, "1", first=4)], only=pool.list[1])
+        assert pool.servers[1].requests == [1] * 8
+
+    run(test, max_rows=6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "runs"), [({}, [2]), ({"seed": 7}, [1, 1]), ({"body": {"logprobs": 0, "prompt": [9]}}, [1, 1])]
+)
+def test_one_request_asks_for_what_differs_in_nothing_but_the_next_seed(
+    changes: dict[str, Any], runs: list[int]
+) -> None:
+    async def test(pool: Pool) -> None:
+        first, second = jobs(2)
+        await pool.complete([first, replace(second, **changes)])
+        assert pool.servers[0].requests == runs
+
+    run(test, names="a")
 
 
 # ---------------------------------------------------------------- failures

@@ -13,7 +13,7 @@ from tests.unit.server_fakes import Pool, jobs, run, until
 from tests.unit.test_rollout_members import fail
 
 
-async def hang(started: asyncio.Event, back: asyncio.Event, body: object, timeout_s: float) -> None:
+async def hang(started: asyncio.Event, back: asyncio.Event, body: object, count: int, timeout_s: float) -> None:
     """As a connection that never answers and takes its time to close."""
     started.set()
     try:

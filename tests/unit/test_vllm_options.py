@@ -143,6 +143,13 @@ def test_each_stream_has_a_seed_of_its_own() -> None:
     assert request_options(stream=(4, 5))["seed"] == options.request_seed((4, 5))
 
 
+def test_seeds_of_a_group_follow_each_other() -> None:
+    """As vLLM seeds the completions of one request."""
+    first = options.request_seed((0, 1, 4411, 0))
+    assert [options.request_seed((0, 1, 4411, index)) - first for index in range(4)] == [0, 1, 2, 3]
+    assert abs(options.request_seed((0, 1, 4412, 0)) - first) > 1000
+
+
 def test_a_stop_text_stays_in_the_completion() -> None:
     told = request_options(stop=["</think>"])
     assert told["stop"] == ["</think>"]

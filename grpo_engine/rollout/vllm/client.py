@@ -7,10 +7,12 @@ in and come out as ids: no text is encoded again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 
 from grpo_engine.errors import NonFinite
 from grpo_engine.rollout.vllm.counters import Counters, read_counters
@@ -22,6 +24,8 @@ HEALTH_TIMEOUT_S = 30.0
 UPDATE_TIMEOUT_S = 600.0
 """For one call of a weight update; the weights of a large model are read in one of them."""
 VERSION_PAUSE_S = 0.05
+IDLE_S = 3.0
+"""An idle connection is closed before the server does so, after 5 s, perhaps just as a request is on its way."""
 UNIX = "unix:"
 TOKEN = "token_id:"
 NOT_JSON = "not JSON compliant"
@@ -42,31 +46,41 @@ class RequestRefused(Exception):
     """The server answered that it will not do this; no other of its kind would."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of a server, read whole."""
+
+    status: int
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+
 class ServerClient:
-    """Talks to the server at `http://host:port`, or `unix:/path` for a socket of this host."""
+    """Talks to the server at `http://host:port`, or `unix:/path` for a socket of this host; on one event loop.
+
+    aiohttp, because httpx looks at every connection of its pool for every request: with 128 completions at once that
+    took more time than two servers' own part in them."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=60.0)
-        path = address.removeprefix(UNIX) if address.startswith(UNIX) else None
-        self._http = httpx.AsyncClient(
-            base_url="http://server" if path else address,
-            transport=httpx.AsyncHTTPTransport(uds=path, limits=limits),
-            timeout=timeout,
-            trust_env=False,  # no proxy stands between an engine and its servers
-        )
+        self._socket_path = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        self._base = "http://server" if self._socket_path else address.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
         self._initialised = False
 
     # ------------------------------------------------------------ sampling
-    async def complete(self, body: Mapping[str, object], timeout_s: float) -> Sampled:
-        """One completion; `body` as `options.sampling_options` names things, with `prompt` as token ids.
+    async def complete(self, body: Mapping[str, object], count: int, timeout_s: float) -> list[Sampled]:
+        """`count` completions, the first with the body's seed, each further one with the next. `body` as
+        `options.sampling_options` names things, with `prompt` as token ids.
 
         Raises ServerLost, RequestRefused, NonFinite."""
-        form = {"n": 1, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        form = {"n": count, "return_token_ids": True, "return_tokens_as_token_ids": True}
         answer = await self._ask("POST", "/v1/completions", timeout_s, {**body, **form})
         truncated = body["logprobs"] != 0
-        return self._read(answer, lambda told: _sampled(told["choices"][0], truncated=truncated))
+        return self._read(answer, lambda told: _all_sampled(told["choices"], count, truncated=truncated))
 
     async def abort(self) -> None:
         """End everything that is being sampled now; each request is answered with what it has."""
@@ -128,51 +142,70 @@ class ServerClient:
         self._initialised = False
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     # ------------------------------------------------------------ HTTP
-    def _read(self, answer: httpx.Response, read: Callable[[Any], T]) -> T:
+    def _read(self, answer: Answer, read: Callable[[Any], T]) -> T:
         """RequestRefused for an answer that vLLM would not give."""
         try:
-            return read(answer.json())
+            return read(json.loads(answer.body))
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             said = f"{self.address} does not answer as vLLM does ({error!r}): {_start(answer)}"
             raise RequestRefused(said) from error
 
     async def _update(self, path: str, body: Mapping[str, object] | None = None) -> None:
         answer = await self._send("POST", path, UPDATE_TIMEOUT_S, body)
-        if not answer.is_success:
+        if answer.status != 200:
             raise UpdateFailed(_described(path, answer))
 
-    async def _ask(
-        self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None
-    ) -> httpx.Response:
+    async def _ask(self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None) -> Answer:
         answer = await self._send(method, path, timeout_s, body)
-        if answer.is_success:
+        if answer.status == 200:
             return answer
         if NOT_JSON in answer.text:
             raise NonFinite("vLLM's log-probabilities are not finite; lower the learning rate or check the model")
         said = _described(path, answer)
-        raise ServerLost(said) if answer.is_server_error else RequestRefused(f"{self.address} {said}")
+        raise ServerLost(said) if answer.status >= 500 else RequestRefused(f"{self.address} {said}")
 
-    async def _send(
-        self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None
-    ) -> httpx.Response:
+    async def _send(self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None) -> Answer:
+        self._session = self._session or self._open()
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._http.request(method, path, json=body)
-        except (TimeoutError, httpx.TimeoutException) as error:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(method, self._base + path, json=body, allow_redirects=False) as answer,
+            ):
+                return Answer(answer.status, await answer.read())
+        except TimeoutError as error:
             raise ServerLost(f"no answer to {path} within {timeout_s:g} s") from error
-        except httpx.TransportError as error:
+        except aiohttp.ClientError as error:
             raise ServerLost(f"{path}: {type(error).__name__} {error}".rstrip()) from error
 
+    def _open(self) -> aiohttp.ClientSession:
+        """No limit on connections, and no proxy: nothing stands between an engine and its servers."""
+        options: dict[str, Any] = {"limit": 0, "keepalive_timeout": IDLE_S}
+        path = self._socket_path
+        return aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path, **options) if path else aiohttp.TCPConnector(**options),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
 
-def _described(path: str, answer: httpx.Response) -> str:
-    return f"{path} was answered with status {answer.status_code}: {_start(answer)}"
+
+def _described(path: str, answer: Answer) -> str:
+    return f"{path} was answered with status {answer.status}: {_start(answer)}"
 
 
-def _start(answer: httpx.Response) -> str:
+def _start(answer: Answer) -> str:
     return answer.text[:500]
+
+
+def _all_sampled(choices: Sequence[Mapping[str, Any]], count: int, *, truncated: bool) -> list[Sampled]:
+    """In the order of their seeds. ValueError when some are missing."""
+    by_index = {choice["index"]: choice for choice in choices}
+    if sorted(by_index) != list(range(count)):
+        raise ValueError(f"{len(choices)} choices where {count} were asked for")
+    return [_sampled(by_index[index], truncated=truncated) for index in range(count)]
 
 
 def _sampled(choice: Mapping[str, Any], *, truncated: bool) -> Sampled:

@@ -1,5 +1,8 @@
 """Completions spread over vLLM servers by load, and tried again where a server fails. Runs on one event loop.
 
+A group goes to a server in one request where there is room for all groups: a request costs both sides as much as many
+steps of a small model. Else every completion is one of its own, so that it makes room as soon as it ends.
+
 complete ──► the server with the fewest tokens outstanding ──► answer, if the server still holds our weights
     ▲                              │ gone, silent, other weights
     └────────── another ◄──────────┘
@@ -28,10 +31,15 @@ class Job:
     """One completion to sample."""
 
     body: Mapping[str, object]
-    """Of the HTTP request, without cache_salt."""
+    """Of the HTTP request, without seed and cache_salt."""
+    seed: int
     group: str
     """Jobs of one group that follow each other share their prompt: one server computes it for all of them."""
     max_tokens: int
+
+    def follows(self, other: Job) -> bool:
+        """One request can ask for both."""
+        return self.seed == other.seed + 1 and self.body == other.body
 
 
 Answer = tuple[Sampled, int]
@@ -56,15 +64,17 @@ class Dispatcher:
 
         Raises RolloutUnavailable when no server is left or a job fails everywhere."""
         self._aborting = False
-        tasks: list[asyncio.Task[Answer]] = []
+        num_servers = 1 if only else len(self._members.ready)
+        split = _runs if len(jobs) <= num_servers * self._max_rows else _singles
+        tasks: list[asyncio.Task[list[Answer]]] = []
         try:
             async with asyncio.TaskGroup() as running:
                 for bundle in self._bundles(jobs):
                     member = await self._room_for(bundle, only=only)
-                    tasks += [running.create_task(self._finish(job, member)) for job in bundle]
+                    tasks += [running.create_task(self._finish(part, member)) for part in split(bundle)]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return [answer for task in tasks for answer in task.result()]
 
     async def abort(self) -> None:
         """End the calls of `complete` that are running: each job is answered with what was sampled, perhaps nothing."""
@@ -98,37 +108,38 @@ class Dispatcher:
         free = [m for m in untried if m.num_rows == 0 or m.num_rows + num_jobs <= self._max_rows]
         return min(free, key=lambda member: member.num_tokens, default=None)
 
-    async def _finish(self, job: Job, member: Member) -> Answer:
-        """The job's answer, from `member` that was charged with it, or from another when that one fails."""
+    async def _finish(self, jobs: Sequence[Job], member: Member) -> list[Answer]:
+        """The answers to one request, of `member` that was charged with the jobs, or of another when that one fails."""
         faults: list[str] = []
         tried: set[Member] = set()
         while True:
             life = member.gone
             try:
-                return await self._attempt(job, member)
+                return await self._attempt(jobs, member)
             except ServerLost as error:
                 self._members.lose(member, life, str(error))
                 faults.append(f"{member.client.address}: {error}")
             finally:
-                member.num_rows -= 1
-                member.num_tokens -= job.max_tokens
+                member.num_rows -= len(jobs)
+                member.num_tokens -= sum(job.max_tokens for job in jobs)
                 self._members.notify()
             if len(faults) == self._max_attempts:
                 tries = f"a completion failed {len(faults)} times, which is rollout.max_attempts"
                 raise RolloutUnavailable(f"{tries}: {'; '.join(faults)}")
             tried.add(member)
-            self.num_retried += 1
-            member = await self._room_for([job], tried)
+            self.num_retried += len(jobs)
+            member = await self._room_for(jobs, tried)
 
-    async def _attempt(self, job: Job, member: Member) -> Answer:
+    async def _attempt(self, jobs: Sequence[Job], member: Member) -> list[Answer]:
         """Raises ServerLost as soon as the member is lost, whoever noticed it."""
         if self._aborting:
-            return NOTHING
+            return [NOTHING] * len(jobs)
         weights = member.weights
         if weights is None:
             raise ServerLost(member.fault)
-        body = {**job.body, "cache_salt": weights.version}  # what older weights left in the cache is not used again
-        answer = asyncio.create_task(member.client.complete(body, self._request_timeout_s))
+        # What older weights left in the cache is not used again.
+        body = {**jobs[0].body, "seed": jobs[0].seed, "cache_salt": weights.version}
+        answer = asyncio.create_task(member.client.complete(body, len(jobs), self._request_timeout_s))
         gone = asyncio.create_task(member.gone.wait())
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +150,22 @@ class Dispatcher:
             answer.cancel()
             gone.cancel()
             await asyncio.gather(answer, gone, return_exceptions=True)
-        if sampled.finish == ABORTED and not self._aborting:
+        if any(one.finish == ABORTED for one in sampled) and not self._aborting:
             raise ServerLost("somebody else aborted its completions")
         await self._members.check_version(member)
-        return sampled, weights.policy_version
+        return [(one, weights.policy_version) for one in sampled]
+
+
+def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that one request can ask for, together."""
+    runs: list[list[Job]] = []
+    for job in jobs:
+        if runs and job.follows(runs[-1][-1]):
+            runs[-1].append(job)
+        else:
+            runs.append([job])
+    return runs
+
+
+def _singles(jobs: Sequence[Job]) -> list[list[Job]]:
+    return [[job] for job in jobs]

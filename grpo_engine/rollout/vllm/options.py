@@ -147,5 +147,8 @@ def sampling_options(
 
 
 def request_seed(stream: tuple[int, ...]) -> int:
-    """A request's own seed, 63 bits, from the name of its random stream."""
-    return int(raw_stream(1, "sample", *stream)[0] >> 1)
+    """A request's own seed, 63 bits, from the name of its random stream.
+
+    Those of a group's completions, whose streams differ in their last number, follow each other: so vLLM seeds the
+    completions of one request for several (`n`), and a group may be asked for in one or in many."""
+    return int(raw_stream(1, "sample", *stream[:-1])[0] >> 2) + stream[-1]

@@ -4,9 +4,9 @@
     sampler.load_weights(learner.iter_full_weights(), version)     # also before the first sample
     completions = sampler.sample(requests, sampling)
 
-Each completion is an HTTP request of its own with the seed of its stream, so it can be tried again on another server
-and has the same tokens there, up to float noise. `dispatch` spreads the work, `members` keeps health and weights, both
-on an event loop in a thread of its own: weights may be loaded while another thread samples.
+Each completion has the seed of its stream, however it is asked for, so it can be tried again on another server and has
+the same tokens there, up to float noise. `dispatch` spreads the work, `members` keeps health and weights, both on an
+event loop in a thread of its own: weights may be loaded while another thread samples.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class VLLMServerSampler:
     def _job(self, request: SampleRequest, sampling: SamplingConfig) -> Job:
         room = self._room(request)
         told = options.sampling_options(sampling, self._end_token_ids, room_tokens=room, stream=request.stream)
-        return Job({**told, "prompt": request.prompt_ids}, request.group, told["max_tokens"])
+        told["prompt"] = request.prompt_ids
+        return Job(told, told.pop("seed"), request.group, told["max_tokens"])
 
     def _room(self, request: SampleRequest) -> int:
         """Tokens that the context leaves for a completion."""

@@ -1,7 +1,8 @@
 """What a vLLM server's process runs: `python -m grpo_engine.rollout.vllm.serve FLAGS`, the flags those of `vllm serve`.
 
-It is vLLM's own API server, with two things more: server and engine process die with whoever started them, and
-vLLM's faults on the CPU are mended (`cpu_fixes`). Started by hand (no COHORT_PARENT_PID) it runs until it is stopped;
+It is vLLM's own API server, with three things more: server and engine process die with whoever started them, vLLM's
+faults on the CPU are mended (`cpu_fixes`), and tokens that nobody waits for go from engine to server together
+(`held_outputs`). Started by hand (no COHORT_PARENT_PID) it runs until it is stopped;
 docs/rollout.md tells the flags that a server needs for `rollout.addresses`.
 """
 
@@ -11,6 +12,7 @@ import os
 
 from grpo_engine.control import PARENT_PID
 from grpo_engine.lifeline import die_with_parent
+from grpo_engine.rollout.vllm.held_outputs import hold_outputs
 
 
 def main() -> None:
@@ -34,3 +36,4 @@ if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # a process that vLLM's API server, or its engine, started
     _follow_parent()
+    hold_outputs()
