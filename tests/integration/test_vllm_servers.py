@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from transformers import PreTrainedModel
 
@@ -115,6 +117,24 @@ def test_a_stop_text_ends_a_completion_that_keeps_it(sampler: VLLMServerSampler)
     [cut] = sampler.sample(requests(["7+5="]), settings(temperature=1.0, stop=stop))
     assert cut.text == free.text[: free.text.find(stop[0]) + 2]
     assert cut.finish_reason == "stop"
+
+
+def test_tokens_that_nobody_waits_for_are_told_together(sampler: VLLMServerSampler) -> None:
+    before = messages(sampler)
+    [found] = sampler.replicas()[0].sample(requests(PROMPTS[:1]), settings(temperature=1.0, max_new_tokens=150))
+    assert len(found.token_ids) == 150
+    assert 2 <= messages(sampler) - before <= 15
+
+
+def messages(sampler: VLLMServerSampler) -> float:
+    """From the first server's engine to its API server, of completions, since the start."""
+    assert sampler._group is not None
+    socket_path = sampler._group.processes[0].address.removeprefix("unix:")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=socket_path), trust_env=False) as client:
+        text = client.get("http://server/metrics").text
+    return sum(
+        float(value) for value in re.findall(r"^vllm:iteration_tokens_total_count\S* (\S+)$", text, re.MULTILINE)
+    )
 
 
 # ---------------------------------------------------------------- weights

@@ -112,7 +112,8 @@ def run(test: Callable[[Pool], Awaitable[None]], names: str = "ab", **limits: An
 
 
 def jobs(count: int, group: str = "0", max_tokens: int = 10, first: int = 0) -> list[Job]:
-    return [Job({"logprobs": 0}, first + index, group, max_tokens) for index in range(count)]
+    body = {"logprobs": 0, "temperature": 1.0}
+    return [Job(body, first + index, group, max_tokens) for index in range(count)]
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -76,14 +76,16 @@ def test_a_server_asked_alone_has_its_own_room_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "runs"), [({}, [2]), ({"seed": 7}, [1, 1]), ({"body": {"logprobs": 0, "prompt": [9]}}, [1, 1])]
+    ("seed", "both", "second", "runs"),
+    [(1, {}, {}, [2]), (7, {}, {}, [1, 1]), (1, {}, {"prompt": [9]}, [1, 1]), (1, {"temperature": 0}, {}, [1, 1])],
 )
-def test_one_request_asks_for_what_differs_in_nothing_but_the_next_seed(
-    changes: dict[str, Any], runs: list[int]
+def test_one_request_asks_for_what_differs_in_nothing_but_the_next_seed_and_is_not_greedy(
+    seed: int, both: dict[str, Any], second: dict[str, Any], runs: list[int]
 ) -> None:
     async def test(pool: Pool) -> None:
-        first, second = jobs(2)
-        await pool.complete([first, replace(second, **changes)])
+        [job] = jobs(1)
+        first = {**job.body, **both}
+        await pool.complete([replace(job, body=first), replace(job, seed=seed, body={**first, **second})])
         assert pool.servers[0].requests == runs
 
     run(test, names="a")

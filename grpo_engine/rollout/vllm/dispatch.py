@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from grpo_engine.errors import RolloutUnavailable
 from grpo_engine.rollout.vllm.client import ServerLost
@@ -30,7 +31,7 @@ NOTHING = (Sampled([], [], [], None, ABORTED), 0)
 class Job:
     """One completion to sample."""
 
-    body: Mapping[str, object]
+    body: Mapping[str, Any]
     """Of the HTTP request, without seed and cache_salt."""
     seed: int
     group: str
@@ -38,8 +39,8 @@ class Job:
     max_tokens: int
 
     def follows(self, other: Job) -> bool:
-        """One request can ask for both."""
-        return self.seed == other.seed + 1 and self.body == other.body
+        """One request can ask for both. vLLM refuses greedy ones for several, since those are all the same."""
+        return self.seed == other.seed + 1 and self.body == other.body and self.body["temperature"] != 0
 
 
 Answer = tuple[Sampled, int]
