@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from grpo_engine.config_rollout import VLLMServerRollout
 from grpo_engine.launch import process_table
+from grpo_engine.rollout.vllm.held_outputs import HOLD_TOKENS
 from grpo_engine.rollout.vllm.pool import VLLMServerSampler
 from grpo_engine.types import Completion
 from tests.sampling import requests, settings
@@ -122,8 +123,8 @@ def test_a_stop_text_ends_a_completion_that_keeps_it(sampler: VLLMServerSampler)
 def test_tokens_that_nobody_waits_for_are_told_together(sampler: VLLMServerSampler) -> None:
     before = messages(sampler)
     [found] = sampler.replicas()[0].sample(requests(PROMPTS[:1]), settings(temperature=1.0, max_new_tokens=150))
-    assert len(found.token_ids) == 150
-    assert 2 <= messages(sampler) - before <= 15
+    assert len(found.token_ids) > 30
+    assert 1 <= messages(sampler) - before <= 2 + len(found.token_ids) / HOLD_TOKENS
 
 
 def messages(sampler: VLLMServerSampler) -> float:
