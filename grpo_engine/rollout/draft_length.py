@@ -10,15 +10,18 @@ and the length in force is the one with the most tokens a second, E(K) / t(K). t
 for each size of the batch apart, because that decides whether verifying is nearly free (few rows: the weights are
 read once for all tokens) or as dear as decoding. The shares a_d belong to policy and drafter and are learned over all.
 
-Lengths that are not in force are probed for a few steps now and then. What probing costs (its seconds less those that
+Lengths that are not in force are probed for a few steps now and then. What probing costs (its time less that which
 the best length would have taken for the same tokens) is paid from a credit, a hundredth of all decoding time: a length
-that is nearly as good is looked at often, a dear one seldom, but none is ever forgotten.
+that is nearly as good is looked at often, a dear one seldom, but none is ever forgotten. The credit is counted in steps
+of the length in force, so that neither a slow first step nor a hiccup buys any.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from grpo_engine.config_rollout import Drafts
 
@@ -28,21 +31,18 @@ START_STEPS = 4
 """Steps' worth of credit with which a batch size begins."""
 PROBE_STEPS = 3
 """Steps of one probe."""
-WATCH_STEPS = 64
+WATCH_STEPS = 16
 """Steps after which a measured length is worth another look."""
 WINDOW_TRIALS = 256.0
 """About as many of the latest drafts decide what acceptance is at a depth."""
 RETURN_TRIALS = 32.0
 """Of the drafts before a pause; the policy has changed since."""
 WINDOW_STEPS = 16
-"""About as many of the latest steps decide what a step takes."""
+"""So many of the latest steps decide what a step takes."""
 TRUSTED_STEPS = 2
 """Steps that must be timed before a length is left alone so long."""
 STALE_STEPS = 4
-"""Weight, in steps, of what was measured before a length was left alone."""
-OUTLIER = 4.0
-"""A step so many times slower than the mean is a hiccup of the machine, unless the next one is as slow; one so many
-times faster shows that the mean was a hiccup."""
+"""So many of the steps before a length was left alone still count."""
 PRIOR_ACCEPTANCE = 0.6
 PRIOR_TRIALS = 4.0
 CHANGE_GAIN = 1.02
@@ -92,27 +92,23 @@ class Acceptance:
         return total
 
 
-@dataclass(slots=True)
 class Seconds:
-    """Mean duration of a step, the latest counting most; single hiccups do not count."""
+    """What a step takes: the median of the latest ones, since hiccups of the machine lengthen a few of them much."""
 
-    mean: float
-    weight: float = 1.0
-    hiccup: bool = False
-    """The last one was far slower and not counted."""
+    def __init__(self, seconds: float) -> None:
+        self._latest = deque([seconds], maxlen=WINDOW_STEPS)
+        self.usual = seconds
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._latest)
 
     def add(self, seconds: float, *, stale: bool) -> None:
         """`stale`: the last step of this kind was long ago."""
-        slower = seconds > OUTLIER * self.mean
-        if slower and not self.hiccup:
-            self.hiccup = True
-            return
-        self.hiccup = False
-        if slower or seconds * OUTLIER < self.mean:
-            self.mean, self.weight = seconds, 1.0
-            return
-        self.weight = min(self.weight, STALE_STEPS if stale else WINDOW_STEPS - 1) + 1
-        self.mean += (seconds - self.mean) / self.weight
+        while stale and len(self._latest) > STALE_STEPS:
+            self._latest.popleft()
+        self._latest.append(seconds)
+        self.usual = median(self._latest)
 
 
 @dataclass(slots=True)
@@ -125,7 +121,8 @@ class Bucket:
     measured: dict[int, Seconds] = field(default_factory=dict)
     last_step: dict[int, int] = field(default_factory=dict)
     num_steps: int = 0
-    credit_s: float = 0.0
+    credit: float = 0.0
+    """Steps of the length in force that probes may still lose."""
     in_force: int | None = None
     probed: int | None = None
     probe_steps_left: int = 0
@@ -133,17 +130,17 @@ class Bucket:
     def seconds(self, length: int) -> float | None:
         """Of a step with `length` drafts; None = not known."""
         if length in self.measured:
-            return self.measured[length].mean
+            return self.measured[length].usual
         return self.borrowed.get(length)
 
     def known(self) -> dict[int, float]:
         """Seconds by length."""
-        return self.borrowed | {length: seconds.mean for length, seconds in self.measured.items()}
+        return self.borrowed | {length: seconds.usual for length, seconds in self.measured.items()}
 
     def add(self, length: int, seconds: float) -> None:
         """A step with `length` drafts took `seconds`."""
         if not self.measured:
-            self.credit_s = START_STEPS * seconds
+            self.credit = START_STEPS
         if length in self.measured:
             stale = self.num_steps - self.last_step[length] > WATCH_STEPS
             self.measured[length].add(seconds, stale=stale)
@@ -155,7 +152,7 @@ class Bucket:
 
     def is_due(self, length: int) -> bool:
         """Measured too little here, or long ago."""
-        if length not in self.measured or self.measured[length].weight < TRUSTED_STEPS:
+        if length not in self.measured or self.measured[length].num_steps < TRUSTED_STEPS:
             return True
         return self.num_steps - self.last_step[length] >= WATCH_STEPS
 
@@ -208,9 +205,11 @@ class DraftLength:
         if not returning:
             bucket.add(length, seconds)
         self._previous = length
-        bucket.credit_s += PROBE_SHARE * seconds
-        if bucket.probed == length and bucket.in_force is not None:
-            bucket.credit_s -= max(0.0, seconds - self._seconds_for(bucket, bucket.in_force, length))
+        best, usual = bucket.in_force, bucket.seconds(length)
+        if best is not None and usual is not None:
+            bucket.credit += PROBE_SHARE * usual / bucket.known()[best]
+            if bucket.probed == length:
+                bucket.credit -= max(0.0, self._lost_steps(bucket, best, length, min(seconds, usual)))
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a step without drafts takes with so many rows; None = never measured."""
@@ -233,22 +232,23 @@ class DraftLength:
         place = self._lengths.index(best)
         near = {*self._lengths[max(0, place - 1) : place + 2], *self._lengths[:2]} - {best}
         for length in sorted(near, key=lambda length: bucket.last_step.get(length, -1)):
-            if bucket.is_due(length) and self._probe_cost(bucket, best, length) <= bucket.credit_s:
+            if bucket.is_due(length) and self._probe_cost(bucket, best, length) <= bucket.credit:
                 bucket.probed, bucket.probe_steps_left = length, PROBE_STEPS
                 return
 
     def _probe_cost(self, bucket: Bucket, best: int, length: int) -> float:
-        """Seconds that a probe of `length` loses against the best."""
-        seconds, best_seconds = bucket.seconds(length), bucket.known()[best]
-        if seconds is None:
-            # Between free verification and verification as dear as decoding, since nothing is known.
-            seconds = best_seconds * (2 + length) / (2 + best)
-        return PROBE_STEPS * (seconds - self._seconds_for(bucket, best, length))
+        """Steps that a probe of `length` loses against the best."""
+        # Between free verification and verification as dear as decoding, where nothing is known or one step is.
+        guess = bucket.known()[best] * (2 + length) / (2 + best)
+        seconds = bucket.seconds(length) or guess
+        if length in bucket.measured and bucket.measured[length].num_steps < TRUSTED_STEPS:
+            seconds = min(seconds, guess)
+        return PROBE_STEPS * self._lost_steps(bucket, best, length, seconds)
 
-    def _seconds_for(self, bucket: Bucket, best: int, length: int) -> float:
-        """What the best length takes for as many tokens as a step with `length` drafts gains."""
+    def _lost_steps(self, bucket: Bucket, best: int, length: int, seconds: float) -> float:
+        """Steps of the best length in the time that a step with `length` drafts loses, taking `seconds`."""
         expected = self._acceptance.expected_tokens
-        return bucket.known()[best] * expected(length) / expected(best)
+        return seconds / bucket.known()[best] - expected(length) / expected(best)
 
     def _bucket(self, num_rows: int) -> Bucket:
         """Sizes up to 1, 2, 4, 8, ... rows."""
