@@ -119,6 +119,8 @@ class Bucket:
     """Seconds by length as the nearest size knew them when this one was first seen; they serve until measured here,
     in proportion to what was measured."""
     measured: dict[int, Seconds] = field(default_factory=dict)
+    returning: Seconds | None = None
+    """Of first drafts after plain steps, which also pay for what the drafter has to catch up with."""
     last_step: dict[int, int] = field(default_factory=dict)
     num_steps: int = 0
     credit: float = 0.0
@@ -137,8 +139,8 @@ class Bucket:
         """Seconds by length."""
         return self.borrowed | {length: seconds.usual for length, seconds in self.measured.items()}
 
-    def add(self, length: int, seconds: float) -> None:
-        """A step with `length` drafts took `seconds`."""
+    def add(self, length: int, seconds: float) -> float:
+        """A step with `length` drafts took `seconds`. Returns what such steps usually take."""
         if not self.measured:
             self.credit = START_STEPS
         if length in self.measured:
@@ -149,6 +151,15 @@ class Bucket:
             self.borrowed = {other: known * ratio for other, known in self.borrowed.items()}
             self.measured[length] = Seconds(seconds)
         self.last_step[length] = self.num_steps
+        return self.measured[length].usual
+
+    def add_return(self, seconds: float) -> float:
+        """The first drafts after plain steps took `seconds`. Returns what they usually take."""
+        if self.returning is None:
+            self.returning = Seconds(seconds)
+        else:
+            self.returning.add(seconds, stale=False)
+        return self.returning.usual
 
     def is_due(self, length: int) -> bool:
         """Measured too little here, or long ago."""
@@ -201,15 +212,12 @@ class DraftLength:
             return
         bucket = self._bucket(num_rows)
         bucket.num_steps += 1
-        # The first drafts after plain steps also pay for what the drafter has to catch up with.
-        if not returning:
-            bucket.add(length, seconds)
+        usual = bucket.add_return(seconds) if returning else bucket.add(length, seconds)
         self._previous = length
-        best, usual = bucket.in_force, bucket.seconds(length)
-        if best is not None and usual is not None:
-            bucket.credit += PROBE_SHARE * usual / bucket.known()[best]
+        if bucket.in_force is not None:
+            bucket.credit += PROBE_SHARE * usual / bucket.known()[bucket.in_force]
             if bucket.probed == length:
-                bucket.credit -= max(0.0, self._lost_steps(bucket, best, length, min(seconds, usual)))
+                bucket.credit -= max(0.0, self._lost_steps(bucket, bucket.in_force, length, min(seconds, usual)))
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a step without drafts takes with so many rows; None = never measured."""
@@ -243,7 +251,10 @@ class DraftLength:
         seconds = bucket.seconds(length) or guess
         if length in bucket.measured and bucket.measured[length].num_steps < TRUSTED_STEPS:
             seconds = min(seconds, guess)
-        return PROBE_STEPS * self._lost_steps(bucket, best, length, seconds)
+        catching_up = 0.0
+        if best == 0 and bucket.returning is not None:
+            catching_up = max(0.0, bucket.returning.usual - seconds) / bucket.known()[best]
+        return PROBE_STEPS * self._lost_steps(bucket, best, length, seconds) + catching_up
 
     def _lost_steps(self, bucket: Bucket, best: int, length: int, seconds: float) -> float:
         """Steps of the best length in the time that a step with `length` drafts loses, taking `seconds`."""
