@@ -1,6 +1,7 @@
 """A stand-in that speaks vLLM's endpoints: in a thread (`StandIn`) or as a process (`python -m tests.vllm_stand_in`).
 
-It "samples" as many tokens as it is allowed, all of them 3 + seed % 5, with the log-probability -0.25.
+It "samples" as many tokens as it is allowed, all of them 3 + seed % 5, with the log-probability -0.25. Of several
+completions of one request, each has the next seed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class StandIn:
         self.weights: dict[str, bytes] = {}
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
-        """Of the completions asked for."""
+        """Of the completions asked for, one each with its own seed."""
         self.logprob = LOGPROB
         self.metrics = ""
         """Prometheus' text."""
@@ -104,9 +105,11 @@ class StandIn:
         if path in self.refuses:
             return self.refuses[path]
         if path == "/v1/completions":
-            self.bodies.append(body)
+            each = [body | {"seed": body["seed"] + index} for index in range(body["n"])]
+            self.bodies += each
             self.open.wait()
-            return (200, {"choices": [self._choice(body)]}) if self.alive else (0, {})
+            choices = [self._choice(one) | {"index": index} for index, one in enumerate(each)]
+            return (200, {"choices": choices}) if self.alive else (0, {})
         if path == "/update_weights":
             content = Path(body["update_info"]["path"]).read_bytes()
             self.weights = {name: bytes(tensor["data"]) for name, tensor in deserialize(content)}  # type: ignore[no-untyped-call]
