@@ -48,7 +48,7 @@ def _prepare_log(rank: int, world_size: int) -> None:
     place = f"rank {rank} " if world_size > 1 else ""
     level = logging.INFO if rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s {place}%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request to a sampling server
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request to a judge
 
 
 def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
