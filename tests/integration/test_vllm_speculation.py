@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,3 +113,16 @@ def test_values_are_repeated_for_each_drafted_token() -> None:
     output = torch.full((5,), -1.0)
     _expand_kernel_impl(output, values, ends, 0, 1)
     assert output.tolist() == [-1.0] * 5
+
+
+def test_an_engine_starts_where_numba_was_used_and_vllm_still_needs_help_with_it(tmp_path: Path) -> None:
+    """llvmlite's library calls a function its dictionary: when this fails, `mend_start` may go."""
+    import llvmlite.binding
+
+    from grpo_engine.rollout.vllm.cpu_fixes import attributes
+
+    fault = llvmlite.binding.ffi.lib
+    assert not hasattr(vars(fault), "items")
+    assert attributes(fault) == {}
+    assert "kernel" in attributes(SimpleNamespace(kernel=3))
+    start_vllm(vllm_model("llama"), tmp_path).close()

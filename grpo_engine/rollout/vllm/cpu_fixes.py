@@ -9,20 +9,25 @@
 4. A prompt computed in parts (more than a step takes at once, or resumed beside others): each part samples a token that
    is thrown away, and the draw is taken back by an offset that generators of the CPU do not have. Every request of ours
    has a seed, so the first such step ended the engine: "CPU Generator does not use offset".
+5. The start of an engine looks at every attribute of every module for kernels to replace, and takes whatever an object
+   gives as its `__dict__` for one. llvmlite's library, which numba brings and with it n-gram speculation, gives a
+   function: "'_lib_fn_wrapper' object has no attribute 'get'", for a second engine in a process, or a first one where
+   numba was used before.
 
-The first two go to vLLM's module at once and the last to its model runner (`mend_sampling`), the third follows each
-update (`pack_heads`).
+The first two go to vLLM's module at once and the fourth to its model runner (`mend_sampling`), the third follows each
+update (`pack_heads`), the fifth comes before a start (`mend_start`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
+from vllm.triton_utils import dispatcher
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -37,6 +42,17 @@ def mend_sampling() -> None:
         rejection_sampler.expand_batch_to_tokens = expanded
         rejection_sampler.apply_top_k_top_p = truncated
         GPUModelRunner.sample_tokens = sample_whole_prompts
+
+
+def mend_start() -> None:
+    """For engines in this process. May be called again."""
+    dispatcher.vars = attributes  # in place of Python's own, in that module alone
+
+
+def attributes(value: object) -> Mapping[str, object]:
+    """What `vars` says, where that is a mapping."""
+    found = vars(value)
+    return found if isinstance(found, Mapping) else {}
 
 
 def expanded(

@@ -139,6 +139,9 @@ def _start(arguments: Mapping[str, Any], num_ranks: int, *, log_stats: bool) -> 
     executor = "uni" if num_ranks == 1 else "external_launcher"
     with _trainer_untouched():
         try:
+            from grpo_engine.rollout.vllm.cpu_fixes import mend_start  # of vLLM's insides, which may be others
+
+            mend_start()
             told = EngineArgs(**arguments, distributed_executor_backend=executor, disable_log_stats=not log_stats)
             return LLMEngine.from_engine_args(told, usage_context=UsageContext.LLM_CLASS)
         except RolloutUnavailable:
