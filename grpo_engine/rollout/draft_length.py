@@ -251,10 +251,7 @@ class DraftLength:
         seconds = bucket.seconds(length) or guess
         if length in bucket.measured and bucket.measured[length].num_steps < TRUSTED_STEPS:
             seconds = min(seconds, guess)
-        catching_up = 0.0
-        if best == 0 and bucket.returning is not None:
-            catching_up = max(0.0, bucket.returning.usual - seconds) / bucket.known()[best]
-        return PROBE_STEPS * self._lost_steps(bucket, best, length, seconds) + catching_up
+        return PROBE_STEPS * self._lost_steps(bucket, best, length, seconds)
 
     def _lost_steps(self, bucket: Bucket, best: int, length: int, seconds: float) -> float:
         """Steps of the best length in the time that a step with `length` drafts loses, taking `seconds`."""

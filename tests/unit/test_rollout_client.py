@@ -65,8 +65,8 @@ def complete(count: int = 1, timeout_s: float = 5.0) -> Talk:
     return lambda client: client.complete(BODY, count, timeout_s)
 
 
-def status(code: int, text: str = "it says so") -> web.Response:
-    return web.Response(status=code, text=text)
+def status(code: int, text: str = "it says so", **headers: str) -> web.Response:
+    return web.Response(status=code, text=text, headers=headers)
 
 
 def test_completions_of_one_request_come_in_the_order_of_their_seeds(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_requests_do_not_wait_for_each_other(tmp_path: Path) -> None:
     [
         (status(500), ServerLost, "/v1/completions was answered with status 500: it says so"),
         (status(404), RequestRefused, "unix:.*socket /v1/completions was answered with status 404: it says so"),
-        (status(307), RequestRefused, "status 307"),
+        (status(307, Location="/health"), RequestRefused, "status 307"),
         (status(500, f"ValueError: Out of range float values are {NOT_JSON}"), NonFinite, "not finite"),
         (status(200, "<html>"), RequestRefused, "does not answer as vLLM does .*<html>"),
         ({"choices": []}, RequestRefused, "0 choices where 1 were asked for"),

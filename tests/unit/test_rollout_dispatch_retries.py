@@ -122,6 +122,21 @@ def test_an_abort_ends_the_calls_that_run_and_none_that_come_later() -> None:
     run(test)
 
 
+def test_an_abort_answers_every_completion_of_a_request_that_was_to_be_tried_again() -> None:
+    async def test(pool: Pool) -> None:
+        first = pool.servers[0]
+        first.open.clear()
+        calling = asyncio.create_task(pool.dispatcher.complete(jobs(3)))
+        await until(lambda: first.num_rows == 3)
+        first.alive = False
+        await until(lambda: not pool.list[0].up)
+        await pool.dispatcher.abort()
+        first.start_again()
+        assert [(sampled.finish, sampled.token_ids) for sampled, _ in await calling] == [("abort", [])] * 3
+
+    run(test, names="a")
+
+
 def test_no_hope_for_any_server_ends_a_call_at_once() -> None:
     async def test(pool: Pool) -> None:
         for member in pool.list:

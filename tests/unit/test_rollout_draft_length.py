@@ -152,6 +152,18 @@ def test_what_a_drafter_catches_up_with_does_not_make_drafts_look_dear() -> None
     assert controller.choose(8) > 0
 
 
+def test_what_a_drafter_catches_up_with_is_paid_from_the_credit() -> None:
+    """Drafts lose an eighth; the first ones after plain steps take as long as twenty of those besides."""
+    controller, tokens, seconds, before = DraftLength([0, 2]), 0.0, 0.0, 0
+    for _ in range(4000):
+        length = controller.choose(64)
+        took = 1.0 if length == 0 else 3.2 + 20 * (before == 0)
+        reached = [64, 60, 56][: length + 1]
+        controller.observe(64, length, reached, took)
+        tokens, seconds, before = tokens + sum(reached) / 64, seconds + took, length
+    assert tokens / seconds > 0.97
+
+
 def test_a_slow_first_step_is_forgotten() -> None:
     controller = DraftLength(LENGTHS)
     controller.observe(8, controller.choose(8), [8], 50.0)

@@ -129,6 +129,8 @@ def test_servers_are_told_of_their_own_requests() -> None:
     engine.held.pass_on({0: Message([token("a", 1)]), 1: Message([token("b", 7)])})
     passed = engine.held.pass_on({1: Message([token("b", 8, finish_reason="stop")])})
     assert {server: told.outputs[0].new_token_ids for server, told in passed.items()} == {1: [7, 8]}
+    engine.held.pass_on({1: Message([token("b", 9)], weight_version="v2")})  # no news for the other
+    assert engine.told == []
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,10 @@ class Answer:
     body: bytes
 
     @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
     def text(self) -> str:
         return self.body.decode(errors="replace")
 
@@ -156,12 +160,12 @@ class ServerClient:
 
     async def _update(self, path: str, body: Mapping[str, object] | None = None) -> None:
         answer = await self._send("POST", path, UPDATE_TIMEOUT_S, body)
-        if answer.status != 200:
+        if not answer.is_success:
             raise UpdateFailed(_described(path, answer))
 
     async def _ask(self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None) -> Answer:
         answer = await self._send(method, path, timeout_s, body)
-        if answer.status == 200:
+        if answer.is_success:
             return answer
         if NOT_JSON in answer.text:
             raise NonFinite("vLLM's log-probabilities are not finite; lower the learning rate or check the model")
