@@ -67,8 +67,8 @@ class Decoding:
         self.num_live_steps = 0
         self._rows, self._requests, self._sampling, self._limits = rows, requests, sampling, limits
         self._waiting, self._stop_texts, self._device, self._speculator = waiting, stop_texts, device, speculator
-        room = [limits.max_context_tokens - len(request.prompt_ids) for request in requests]
-        self._budget_N = np.minimum(np.array(room, dtype=np.int64), sampling.max_new_tokens)
+        self._prompt_N = np.array([len(request.prompt_ids) for request in requests], dtype=np.int64)
+        self._budget_N = np.minimum(limits.max_context_tokens - self._prompt_N, sampling.max_new_tokens)
         self._numbers_NT = np.zeros((len(requests), int(self._budget_N.max(initial=1))))
         # Of the rows in the batch:
         self._request_B = np.zeros(0, dtype=np.int64)
@@ -162,7 +162,8 @@ class Decoding:
         self._gain(0, counts_B, _one_token(choice))
 
     def _drafted_step(self, speculator: Speculator) -> None:
-        length = speculator.choose_length(len(self._live_B))
+        longest = int((self._prompt_N[self._request_B] + self._place_B).max())
+        length = speculator.choose_length(len(self._live_B), longest)
         remaining_B = np.where(self._live_B, self._budget_N[self._request_B] - self._place_B, 0)
         numbers = self._numbers(self._request_B, self._place_B, length + 1)
         pending = Pending(

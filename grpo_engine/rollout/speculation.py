@@ -84,9 +84,9 @@ class Speculator:
         self.numbers.select(rows)
 
     # ------------------------------------------------------------ steps
-    def choose_length(self, num_rows: int) -> int:
-        """Drafts of the next step; ask once a step."""
-        return self._lengths.choose(num_rows)
+    def choose_length(self, num_rows: int, num_tokens: int) -> int:
+        """Drafts of the next step of `num_rows`, the longest of which has `num_tokens`; ask once a step."""
+        return self._lengths.choose(num_rows, num_tokens)
 
     def step(self, rows: Rows, length: int, pending: Pending, sampling: SamplingConfig) -> Verified:
         """Feed each row's pending token and up to `length` drafts; `rows` then hold what was fed and kept.
@@ -95,7 +95,6 @@ class Speculator:
         the last one is pending now. Log-probabilities and kept ids are the policy's.
         """
         started = self._clock()
-        num_rows = rows.num_rows
         drafts = self._propose(length, pending, sampling)
         outputs = rows.feed(torch.cat([pending.tokens_B[:, None], drafts.tokens_BK], dim=1))
         verified = self._verify(outputs.logits_BQV, drafts, pending, sampling)
@@ -107,7 +106,7 @@ class Speculator:
         ).cpu()
         rows.keep(host_4B[2])
         self._drafter.confirm(gained.tokens_BQ, gained.counts_B, _or_empty(outputs.hidden_BQH, pending.tokens_B))
-        self._learn(num_rows, length, drafts.tokens_BK.shape[1], host_4B, self._clock() - started)
+        self._learn(length, drafts.tokens_BK.shape[1], host_4B, self._clock() - started)
         return gained
 
     def take_metrics(self) -> dict[str, float]:
@@ -134,12 +133,12 @@ class Speculator:
             accept_BK = self.numbers.at("accept", pending.positions_B, num_drafts)
         return verify(logits_BQV, drafts, sampling, sample_BQ, accept_BK)
 
-    def _learn(self, num_rows: int, length: int, fed: int, host_4B: Tensor, seconds: float) -> None:
+    def _learn(self, length: int, fed: int, host_4B: Tensor, seconds: float) -> None:
         """From the rows that had not ended; `length` was chosen, `fed` drafts a row were computed."""
         drafted, accepted, gained = host_4B.numpy()[:3, host_4B[3].numpy() > 0]
-        self._metrics.add(fed, drafted, accepted, gained, seconds, self._lengths.plain_seconds(num_rows))
+        self._metrics.add(fed, drafted, accepted, gained, seconds, self._lengths.plain_seconds())
         reached = [len(accepted), *(int((accepted >= depth).sum()) for depth in range(1, length + 1))]
-        self._lengths.observe(num_rows, length, reached, seconds)
+        self._lengths.observe(length, reached, seconds)
 
 
 class Numbers:

@@ -156,6 +156,16 @@ def test_a_sampler_that_learns_its_draft_length_completes_every_request(by: str)
     assert told["rollout/drafted_tokens"] > 0
 
 
+def test_a_draft_length_is_chosen_by_the_rows_and_the_longest_of_them() -> None:
+    speculator, told = by_ngrams(), list[tuple[int, int]]()
+    assert speculator is not None
+    speculator.choose_length = lambda *size: told.append(size) or 0  # type: ignore[func-returns-value, assignment, method-assign]
+    completions = sampled(speculator, copies=2, max_new_tokens=3)
+    longest = max(len(TOKENIZER(prompt).input_ids) for prompt in PROMPTS)
+    assert all(len(completion.token_ids) == 3 for completion in completions)
+    assert told == [(2 * len(PROMPTS), longest + 1), (2 * len(PROMPTS), longest + 2)]
+
+
 def test_deterministic_drafts_give_the_same_completions_again() -> None:
     first, again = (sampled(by_ngrams(None, deterministic=True), copies=2, rows=4, max_new_tokens=9) for _ in range(2))
     assert first == again

@@ -130,7 +130,8 @@ def decode(
     speculator.admit(asked, pending_B, torch.zeros(count, 1), budget)
     tokens: list[list[int]] = [[] for _ in asked]
     while bool((remaining_B > 0).any()):
-        length = speculator.choose_length(count) if lengths is None else lengths[len(steps) % len(lengths)]
+        longest = 1 + int(position_B.max())
+        length = speculator.choose_length(count, longest) if lengths is None else lengths[len(steps) % len(lengths)]
         place_BQ = position_B[:, None] + torch.arange(length + 1)
         sample_BQ = None if numbers_BT is None else numbers_BT.gather(1, place_BQ)
         gained = speculator.step(rows, length, Pending(pending_B, position_B, remaining_B, sample_BQ), sampling)

