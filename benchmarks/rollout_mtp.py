@@ -26,6 +26,9 @@ STEPS, ROWS_PER_STEP = 300, 1
 LONGEST_REPEATED_SHARE = 0.1
 LENGTHS = (1536, 2048)
 CONTEXT = 2176
+TURNS = 3
+"""A large batch has so many turns for each repetition of the others: its two sides lie closer together than two calls of
+one side on a busy host."""
 SAMPLING: Job = {"temperature": 1.0, "min_p": 0.05}
 """The policy is trained for minutes: what it thinks a twentieth as likely as its best guess is noise."""
 
@@ -150,10 +153,11 @@ def mtp_long(setup: Setup) -> list[Row]:
 def mtp_large_batch(setup: Setup) -> list[Row]:
     """128 rows, where drafting may not pay: the controller must notice and cost next to nothing."""
     checkpoint = policy_checkpoint(setup)
-    drawn = [_encoded(checkpoint, counting_text.long_starts(8, seed)) for seed in range(setup.repetitions + 1)]
+    turns = TURNS * setup.repetitions
+    drawn = [_encoded(checkpoint, counting_text.long_starts(8, seed)) for seed in range(turns + 1)]
     sizes = {"group_size": setup.size(16, 2), "max_new_tokens": setup.size(128, 16)}
     job = _job(checkpoint, setup, prompts=drawn, **sizes)
-    mine, plain = take_turns(_with_and_without(job), setup.repetitions, warm_up={})
+    mine, plain = take_turns(_with_and_without(job), turns, warm_up={})
     rows = 8 * job["group_size"]
     return [
         rate_row(

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.rollout.choice import Choice, choose
+from grpo_engine.rollout.choice import choose
 from grpo_engine.rollout.record import Record
 from grpo_engine.rollout.rows import Rows
 from grpo_engine.rollout.speculation import Pending, Speculator
 from grpo_engine.rollout.stop_texts import StopTexts
-from grpo_engine.rollout.verification import Verified
+from grpo_engine.rollout.verification import Verified, one_token
 from grpo_engine.rollout.waiting import Entry, Waiting
 from grpo_engine.streams import uniforms
 from grpo_engine.types import SampleRequest
@@ -119,7 +119,8 @@ class Decoding:
         self._place_B = np.concatenate([self._place_B, place])
         self._live_B = np.concatenate([self._live_B, np.ones(len(new), dtype=np.bool_)])
         self._pending_B = torch.cat([self._pending_B, choice.tokens_B])
-        self._gain(first, np.ones(len(new), dtype=np.int64), _one_token(choice))
+        counts = np.ones(len(new), dtype=np.int64)
+        self._gain(first, counts, one_token(choice, torch.ones_like(choice.tokens_B)))
 
     def _set_stragglers_aside(self) -> None:
         longest = self._limits.straggler_tokens
@@ -157,9 +158,10 @@ class Decoding:
         outputs = self._rows.feed(self._pending_B[:, None])
         choice = choose(outputs.logits_BQV[:, 0], self._sampling, self._numbers(self._request_B, self._place_B, 1))
         counts_B = self._live_B.astype(np.int64)
-        self._rows.keep(torch.from_numpy(counts_B))
+        gained = one_token(choice, torch.from_numpy(counts_B))
+        self._rows.keep(gained.counts_B)
         self._pending_B = choice.tokens_B
-        self._gain(0, counts_B, _one_token(choice))
+        self._gain(0, counts_B, gained)
 
     def _drafted_step(self, speculator: Speculator) -> None:
         longest = int((self._prompt_N[self._request_B] + self._place_B).max())
@@ -207,9 +209,3 @@ class Decoding:
 
     def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
-
-
-def _one_token(choice: Choice) -> Verified:
-    kept = None if choice.kept_BV is None else choice.kept_BV[:, None]
-    counts = torch.ones_like(choice.tokens_B)
-    return Verified(choice.tokens_B[:, None], counts, choice.logprobs_B[:, None], choice.full_logprobs_B[:, None], kept)

@@ -33,6 +33,8 @@ START_STEPS = 2
 """Steps' worth of credit with which a batch size begins."""
 PROBE_STEPS = 4
 """Steps of one probe."""
+FEW_TOKENS = 64
+"""Rows up to this long are of one size."""
 WATCH_STEPS = 16
 """Steps after which what a length takes is no longer certain."""
 WINDOW_STEPS = 16
@@ -87,12 +89,12 @@ class Size:
     rows: int
     """Up to 1, 2, 4, 8, ... rows."""
     half_tokens: int
-    """Halves of doublings: the longest row has up to 1, 1.4, 2, 2.8, 4, ... tokens."""
+    """Halves of doublings: the longest row has up to 64, 90, 128, 181, 256, ... tokens; fewer cost much the same."""
 
     @staticmethod
     def of(num_rows: int, num_tokens: int) -> Size:
         """`num_tokens`: of the longest row."""
-        return Size(ceil(log2(num_rows)), ceil(2 * log2(num_tokens)))
+        return Size(ceil(log2(num_rows)), ceil(2 * log2(max(num_tokens, FEW_TOKENS))))
 
     def distance(self, other: Size) -> tuple[int, int]:
         """Rows first."""

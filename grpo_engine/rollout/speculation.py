@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from grpo_engine.config import SamplingConfig
 from grpo_engine.config_rollout import DraftsConfig, NgramDrafts, NoDrafts
+from grpo_engine.rollout.choice import choose
 from grpo_engine.rollout.draft_length import DraftLength, draft_lengths
 from grpo_engine.rollout.drafting import Drafter, Drafts
 from grpo_engine.rollout.ngram import NgramDrafter
 from grpo_engine.rollout.rows import Rows
 from grpo_engine.rollout.speculation_metrics import SpeculationMetrics
-from grpo_engine.rollout.verification import Verified, cut, verify
+from grpo_engine.rollout.verification import Verified, cut, one_token, verify
 from grpo_engine.streams import uniforms
 from grpo_engine.types import SampleRequest
 
@@ -96,46 +98,55 @@ class Speculator:
         """
         started = self._clock()
         drafts = self._propose(length, pending, sampling)
-        outputs = rows.feed(torch.cat([pending.tokens_B[:, None], drafts.tokens_BK], dim=1))
-        verified = self._verify(outputs.logits_BQV, drafts, pending, sampling)
-        accepted_B = verified.counts_B - 1
-        gained = replace(verified, counts_B=cut(verified, self.end_token_ids, pending.remaining_B))
-        # The one wait for the device.
-        host_4B = torch.stack(
-            [drafts.lengths_B, torch.minimum(accepted_B, gained.counts_B), gained.counts_B, pending.remaining_B]
-        ).cpu()
-        rows.keep(host_4B[2])
+        if drafts is None:
+            outputs = rows.feed(pending.tokens_B[:, None])
+            gained, told_3B = self._choose(outputs.logits_BQV[:, 0], pending, sampling)
+        else:
+            outputs = rows.feed(torch.cat([pending.tokens_B[:, None], drafts.tokens_BK], dim=1))
+            gained, told_3B = self._verify(outputs.logits_BQV, drafts, pending, sampling)
+        host_3B = told_3B.cpu()  # the one wait for the device
+        rows.keep(host_3B[2])
         self._drafter.confirm(gained.tokens_BQ, gained.counts_B, _or_empty(outputs.hidden_BQH, pending.tokens_B))
-        self._learn(length, drafts.tokens_BK.shape[1], host_4B, self._clock() - started)
+        self._learn(length, 0 if drafts is None else drafts.tokens_BK.shape[1], host_3B, self._clock() - started)
         return gained
 
     def take_metrics(self) -> dict[str, float]:
         """`SpeculationMetrics.take`."""
         return self._metrics.take()
 
-    def _propose(self, length: int, pending: Pending, sampling: SamplingConfig) -> Drafts:
-        """K = `length`, or 0 where no row has a draft."""
-        if length > 0:
-            greedy = pending.sample_BQ is None or not self._drafter.samples
-            draft_BK = None if greedy else self.numbers.at("draft", pending.positions_B, length)
-            drafts = self._drafter.propose(length, sampling, draft_BK)
-            drafts = replace(drafts, lengths_B=torch.minimum(drafts.lengths_B, pending.remaining_B))
-            if self._drafter.samples or bool(drafts.lengths_B.any()):
-                return drafts
-        nothing_B0 = pending.tokens_B.new_empty((len(pending.tokens_B), 0))
-        return Drafts(nothing_B0, torch.zeros_like(pending.tokens_B), None)
+    def _propose(self, length: int, pending: Pending, sampling: SamplingConfig) -> Drafts | None:
+        """None where no row has a draft."""
+        if length == 0:
+            return None
+        greedy = pending.sample_BQ is None or not self._drafter.samples
+        draft_BK = None if greedy else self.numbers.at("draft", pending.positions_B, length)
+        drafts = self._drafter.propose(length, sampling, draft_BK)
+        drafts = replace(drafts, lengths_B=torch.minimum(drafts.lengths_B, pending.remaining_B))
+        return drafts if self._drafter.samples or bool(drafts.lengths_B.any()) else None
 
-    def _verify(self, logits_BQV: Tensor, drafts: Drafts, pending: Pending, sampling: SamplingConfig) -> Verified:
-        num_drafts = drafts.tokens_BK.shape[1]
-        sample_BQ = None if pending.sample_BQ is None else pending.sample_BQ[:, : num_drafts + 1]
+    def _choose(self, logits_BV: Tensor, pending: Pending, sampling: SamplingConfig) -> tuple[Verified, Tensor]:
+        """What is gained without drafts; as `_verify`."""
+        sample_B = None if pending.sample_BQ is None else pending.sample_BQ[:, 0]
+        counts_B = pending.remaining_B.clamp(max=1)
+        told_3B = functional.pad(counts_B[None], (0, 0, 2, 0))
+        return one_token(choose(logits_BV, sampling, sample_B), counts_B), told_3B
+
+    def _verify(
+        self, logits_BQV: Tensor, drafts: Drafts, pending: Pending, sampling: SamplingConfig
+    ) -> tuple[Verified, Tensor]:
+        """(what is gained, int64 [3, B]: drafts meant, drafts accepted, tokens gained)."""
         accept_BK = None
         if drafts.logprobs_BKV is not None:
-            accept_BK = self.numbers.at("accept", pending.positions_B, num_drafts)
-        return verify(logits_BQV, drafts, sampling, sample_BQ, accept_BK)
+            accept_BK = self.numbers.at("accept", pending.positions_B, drafts.tokens_BK.shape[1])
+        verified = verify(logits_BQV, drafts, sampling, pending.sample_BQ, accept_BK)
+        counts_B = cut(verified, self.end_token_ids, pending.remaining_B)
+        accepted_B = torch.minimum(verified.counts_B - 1, counts_B)
+        return replace(verified, counts_B=counts_B), torch.stack([drafts.lengths_B, accepted_B, counts_B])
 
-    def _learn(self, length: int, fed: int, host_4B: Tensor, seconds: float) -> None:
+    def _learn(self, length: int, fed: int, host_3B: Tensor, seconds: float) -> None:
         """From the rows that had not ended; `length` was chosen, `fed` drafts a row were computed."""
-        drafted, accepted, gained = host_4B.numpy()[:3, host_4B[3].numpy() > 0]
+        told = host_3B.numpy()
+        drafted, accepted, gained = told[:, told[2] > 0]
         self._metrics.add(fed, drafted, accepted, gained, seconds, self._lengths.plain_seconds())
         reached = [len(accepted), *(int((accepted >= depth).sum()) for depth in range(1, length + 1))]
         self._lengths.observe(length, reached, seconds)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from grpo_engine.config import SamplingConfig
 from grpo_engine.model.truncation import IMPOSSIBLE, kept_mask
-from grpo_engine.rollout.choice import choose, inverse_distribution
+from grpo_engine.rollout.choice import Choice, choose, inverse_distribution
 from grpo_engine.rollout.drafting import Drafts
 
 
@@ -57,6 +57,14 @@ def verify(
         return _certain(logits_BQV, drafts, sampling, sample_BQ)
     assert accept_BK is not None, "sampled drafts need numbers to decide on them"
     return _sampled(logits_BQV, drafts.tokens_BK, drafts.lengths_B, drafts.logprobs_BKV, sampling, sample_BQ, accept_BK)
+
+
+def one_token(choice: Choice, counts_B: Tensor) -> Verified:
+    """What was chosen without drafts; `counts_B` is 0 for a row that had ended."""
+    kept_BQV = None if choice.kept_BV is None else choice.kept_BV[:, None]
+    return Verified(
+        choice.tokens_B[:, None], counts_B, choice.logprobs_B[:, None], choice.full_logprobs_B[:, None], kept_BQV
+    )
 
 
 def cut(verified: Verified, end_ids_E: Tensor, remaining_B: Tensor) -> Tensor:
