@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grpo_engine.model.attention import compute_dtype
 from grpo_engine.rollout.head_store import HeadStore, joined, merged_heads, mixed, scores
+from grpo_engine.rollout.native.attend import MOST_QUERIES, attend, is_compiled
 
 ROOM_TOKENS = 64
 """Tokens a row by which caches grow, at least."""
@@ -41,6 +42,8 @@ class _Step:
     num_tokens: int
     indices: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """By (parts, capacity) of a store: places of the new tokens."""
+    sizes: tuple[Tensor, Tensor, Tensor] | None = None
+    """`Block._sizes`"""
     biases: dict[int | None, Tensor | None] = field(default_factory=dict)
     """By sliding window: [B, 1, 1, Q, P + T], 0 or minus infinity; None where everything is seen."""
 
@@ -106,24 +109,55 @@ class Block:
         """Take in keys and values [B, heads, Q, width]; queries of the same form to attention [B, Q, heads, width]."""
         cache, dtype = self.layers[layer], compute_dtype(query)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        cache.own_keys.write(key.to(dtype), self._index(cache.own_keys))
-        cache.own_values.write(value.to(dtype), self._index(cache.own_values))
-        num_tokens, heads = query.shape[2], key.shape[1]
+        key, value, num_tokens, heads = key.to(dtype), value.to(dtype), query.shape[2], key.shape[1]
         # The queries that meet one key-value head are neighbours: [B, heads, N, width].
         queries = torch.unflatten(query.to(dtype), 1, (heads, -1)).flatten(2, 3)
         with torch.autocast(query.device.type, enabled=False):
-            weights = self._weights(cache, queries, scale, window)
-            width = self.prompt_width
-            own = mixed(weights[:, None, ..., width:], cache.own_values)[:, 0]
-            output = own + self._by_row(mixed(self._by_slot(weights[..., :width]), cache.prompt_values))
+            if self._is_native(cache, queries.shape[2], window):
+                output = self._native(cache, queries, key, value, scale)
+            else:
+                cache.own_keys.write(key, self._index(cache.own_keys))
+                cache.own_values.write(value, self._index(cache.own_values))
+                output = self._by_products(cache, queries, scale, window)
         return torch.unflatten(output, 2, (-1, num_tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+    # ---------------------------------------------------------------- in C
+    def _is_native(self, cache: LayerCache, num_queries: int, window: int | None) -> bool:
+        longest = self.prompt_width + self.held + self._step.num_tokens
+        fits = num_queries <= MOST_QUERIES and cache.own_keys.merge == 1 and (window is None or longest <= window)
+        return fits and is_compiled(cache.own_keys.width, cache.own_keys.data.dtype, self.device)
+
+    def _native(self, cache: LayerCache, queries: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[B, heads, N, width]; takes in keys and values, too."""
+        held, prompts, places = self._sizes()
+        weights = scores(self._by_slot(queries), cache.prompt_keys, self.prompt_width, scale)
+        stores = (cache.own_keys.data, cache.own_values.data)
+        output = attend(queries.contiguous(), key, value, *stores, held, prompts, places, weights, scale)
+        output += mixed(weights, cache.prompt_values)
+        return self._by_row(output.transpose(1, 2))
+
+    def _sizes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """int64 [B]: own tokens held, tokens of the prompt, place in [S x R]."""
+        if self._step.sizes is None:
+            places = torch.arange(self.num_rows) if self._even else self._place_of_row
+            self._step.sizes = (self._tensor(self.lengths_B), self._tensor(self.prompt_lengths_B), places)
+        return self._step.sizes
+
+    # ---------------------------------------------------------------- by matrix products
+    def _by_products(self, cache: LayerCache, queries: Tensor, scale: float, window: int | None) -> Tensor:
+        """[B, heads, N, width]"""
+        weights = self._weights(cache, queries, scale, window)
+        width = self.prompt_width
+        own = mixed(weights[:, :, None, :, width:], cache.own_values)[:, :, 0]
+        shared = self._by_slot(weights[..., :width]).transpose(1, 2)
+        return own + self._by_row(mixed(shared, cache.prompt_values).transpose(1, 2))
 
     def _weights(self, cache: LayerCache, queries: Tensor, scale: float, window: int | None) -> Tensor:
         """[B, heads, N, P + T]: attention to the row's prompt and its own tokens."""
         num_tokens = self._step.num_tokens
-        shared = self._by_row(scores(self._by_slot(queries), cache.prompt_keys, self.prompt_width, scale))
-        own = scores(queries[:, None], cache.own_keys, self.held + num_tokens, scale)[:, 0]
-        joint = torch.cat([shared, own], -1)
+        shared = scores(self._by_slot(queries), cache.prompt_keys, self.prompt_width, scale)
+        own = scores(queries[:, None], cache.own_keys, self.held + num_tokens, scale)[:, :, 0]
+        joint = torch.cat([self._by_row(shared.transpose(1, 2)), own], -1)
         bias = self._bias(window)
         if bias is not None:
             torch.unflatten(joint, 2, (-1, num_tokens)).add_(bias)
@@ -200,7 +234,8 @@ class Block:
                 keys = keys.selected(slot_index, width, width, new.prompt_merge(keys.heads, keys.width))
                 values = values.selected(slot_index, width, width, 1)
             held, room = new.held, min(layer.own_keys.capacity, new.held + ROOM_TOKENS)
-            own_keys = layer.own_keys.selected(row_index, held, room, new.own_merge(keys.heads, keys.width))
+            merge = new.own_merge(keys.heads, keys.width, keys.data.dtype)
+            own_keys = layer.own_keys.selected(row_index, held, room, merge)
             new.layers[number] = LayerCache(keys, values, own_keys, layer.own_values.selected(row_index, held, room, 1))
         return new
 
@@ -208,9 +243,11 @@ class Block:
         """How many heads' keys of the prompts lie side by side."""
         return merged_heads(len(self.prompt_lengths_S), self.repeats, heads, width, self.device)
 
-    def own_merge(self, heads: int, width: int) -> int:
+    def own_merge(self, heads: int, width: int, dtype: torch.dtype) -> int:
         """How many heads' keys of the rows lie side by side."""
-        return merged_heads(self.num_rows, 1, heads, width, self.device)
+        return (
+            1 if is_compiled(width, dtype, self.device) else merged_heads(self.num_rows, 1, heads, width, self.device)
+        )
 
     def _tensor(self, values: Integers) -> Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)
@@ -232,7 +269,8 @@ def block_of_prompts(
     index = np.where(column_P < lengths_S[:, None], starts_S[:, None] + column_P, 0)
     index_SP = torch.from_numpy(index).to(device)
     for number, (keys, values) in states.items():
-        merges = (block.prompt_merge(*keys.shape[::2]), block.own_merge(*keys.shape[::2]))
+        shape = keys.shape[::2]
+        merges = (block.prompt_merge(*shape), block.own_merge(*shape, compute_dtype(keys)))
         prompt_keys, own_keys = _begin(block, keys[:, index_SP], room, *merges)
         prompt_values, own_values = _begin(block, values[:, index_SP], room, 1, 1)
         block.layers[number] = LayerCache(prompt_keys, prompt_values, own_keys, own_values)
@@ -271,7 +309,7 @@ def joined_blocks(first: Block, second: Block) -> Block:
         new.layers[number] = LayerCache(
             joined(list(keys), new.prompt_width, new.prompt_merge(*shape)),
             joined(list(values), new.prompt_width, 1),
-            joined(list(own_keys), room, new.own_merge(*shape)),
+            joined(list(own_keys), room, new.own_merge(*shape, a.own_keys.data.dtype)),
             joined(list(own_values), room, 1),
         )
     return new

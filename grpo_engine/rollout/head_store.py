@@ -101,16 +101,15 @@ def spread(queries_SRHND: Tensor, merge: int) -> Tensor:
 
 
 def scores(queries_SRHND: Tensor, keys: HeadStore, num_tokens: int, scale: float) -> Tensor:
-    """[S, R, heads, N, T]: scale times query times key, for the first tokens of each slot."""
+    """[S, heads, R, N, T]: scale times query times key, for the first tokens of each slot."""
     slots, repeats, heads, num, _ = queries_SRHND.shape
     left, right = spread(queries_SRHND, keys.merge), keys.matrices(num_tokens).transpose(1, 2)
     product = torch.baddbmm(left.new_zeros(1, 1, 1), left, right, beta=0, alpha=scale)
-    return product.view(slots, heads, repeats, num, num_tokens).transpose(1, 2)
+    return product.view(slots, heads, repeats, num, num_tokens)
 
 
-def mixed(weights_SRHNT: Tensor, values: HeadStore) -> Tensor:
-    """[S, R, heads, N, width]: sum over the first T tokens of weight times value. Heads are not merged."""
-    slots, repeats, heads, num, num_tokens = weights_SRHNT.shape
-    left = weights_SRHNT.transpose(1, 2).reshape(slots * heads, repeats * num, num_tokens)
-    product = torch.bmm(left, values.matrices(num_tokens))
-    return product.view(slots, heads, repeats, num, values.width).transpose(1, 2)
+def mixed(weights_SHRNT: Tensor, values: HeadStore) -> Tensor:
+    """[S, heads, R, N, width]: sum over the first T tokens of weight times value. Heads are not merged."""
+    num_tokens = weights_SHRNT.shape[-1]
+    left = weights_SHRNT.reshape(len(weights_SHRNT) * values.heads, -1, num_tokens)
+    return torch.bmm(left, values.matrices(num_tokens)).view(*weights_SHRNT.shape[:-1], values.width)

@@ -1,0 +1,85 @@
+"""The library of `attend.c`, compiled for this machine's processor when it is first asked for.
+
+A C compiler is used if there is one; without it, or where it fails, there is no library and decoding goes on with
+matrix products, a third slower for small models. Compiled once a machine: kept in the user's cache folder under a name
+that tells source, flags, compiler and processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger("cohort")
+SOURCE = Path(__file__).with_name("attend.c")
+FLAGS = (
+    "-O3", "-march=native", "-shared", "-fPIC",
+    # Sums may be split into lanes; NaN and infinity stay what they are.
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-ffp-contract=fast",
+)  # fmt: skip
+COMPILE_SECONDS = 60
+SWITCH = "COHORT_NATIVE"
+"""Environment variable; 0 = matrix products only."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """None = decode with matrix products."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    found = [path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))]
+    compiler = shlex.split(os.environ.get("CC", "")) or found[:1]
+    if not compiler:
+        log.info("no C compiler was found: small models decode with matrix products, a third slower; gcc would do")
+        return None
+    try:
+        return _loaded(compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        told = str(getattr(error, "stderr", None) or error).strip()[-500:]
+        log.warning("%s was not compiled, small models decode with matrix products: %s", SOURCE.name, told)
+        return None
+
+
+def _loaded(compiler: list[str]) -> ctypes.CDLL:
+    told = [*compiler, "--version"]
+    version = subprocess.run(told, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS).stdout
+    parts = (SOURCE.read_text(), *FLAGS, *compiler, version, _processor())
+    name = f"attend-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    folder = _cache_folder()
+    if folder is not None and (folder / name).exists():
+        return ctypes.CDLL(str(folder / name))
+    with tempfile.TemporaryDirectory(prefix="cohort-", dir=folder) as new:
+        made = Path(new) / name
+        command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+        if folder is not None:
+            made = made.replace(folder / name)  # another process may have done the same
+        return ctypes.CDLL(str(made))
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _cache_folder() -> Path | None:
+    """The user's; None where it cannot be written."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cohort"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder if os.access(folder, os.W_OK) else None
