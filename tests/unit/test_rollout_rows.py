@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.rollout import open_rows
+from grpo_engine.rollout import attention, open_rows
 from grpo_engine.rollout import rows as rows_module
 from grpo_engine.rollout.attention import ROOM_TOKENS
 from grpo_engine.rollout.forward import Forward, Outputs
+from grpo_engine.rollout.native.attend import MOST_QUERIES, attend
+from grpo_engine.rollout.native.compiled import library
 from grpo_engine.rollout.open_rows import shared_rows_are_exact
 from grpo_engine.rollout.padded_rows import PaddedRows
 from grpo_engine.rollout.rows import Rows, SharedRows
@@ -71,6 +73,12 @@ def _inference() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def products_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a C compiler."""
+    monkeypatch.setattr(attention, "is_compiled", lambda *_: False)
+
+
 @pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_logits_are_those_of_a_plain_forward(family: str, kind: Any) -> None:
     rows = Checked(family, kind)
@@ -85,6 +93,26 @@ def test_logits_are_those_of_a_plain_forward(family: str, kind: Any) -> None:
         rows.step(2, counts)
     rows.select([3, 4, 6])
     rows.step(1)
+
+
+@pytest.mark.usefixtures("products_only")
+@pytest.mark.parametrize("family", SHARED)
+def test_logits_by_matrix_products_alone_are_those_of_a_plain_forward(family: str) -> None:
+    test_logits_are_those_of_a_plain_forward(family, SharedRows)
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+def test_single_queries_are_attended_to_in_c_and_many_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    monkeypatch.setattr(
+        attention, "attend", lambda queries, *rest: seen.append(queries.shape[2]) or attend(queries, *rest)
+    )
+    rows = Checked("llama", SharedRows)
+    seen.clear()
+    rows.admit(PROMPTS, [3, 1, 2])
+    for num_tokens in (1, MOST_QUERIES, MOST_QUERIES + 1):
+        rows.step(num_tokens)
+    assert set(seen) == {1, MOST_QUERIES}
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -115,6 +143,7 @@ def test_completions_longer_than_what_was_reserved_go_on(kind: Any) -> None:
     torch.testing.assert_close(fed, plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("products_only")
 def test_many_rows_merge_heads_and_stay_exact() -> None:
     for family in ("llama", "mistral"):
         rows = Checked(family, SharedRows)

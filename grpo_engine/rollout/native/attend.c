@@ -114,9 +114,11 @@ static float exponentials(float *values, int64_t count, float most)
         }                                                                                                              \
     }
 
+ATTEND(8)
 ATTEND(16)
 ATTEND(32)
 ATTEND(64)
+ATTEND(96)
 ATTEND(128)
 
 /* Rows begin ... end - 1. Returns 0, or 1 where memory for C scores is refused, 2 for a width that is not compiled. */
@@ -126,9 +128,11 @@ int attend(const Work *work, int64_t width, int64_t begin, int64_t end)
     if (own == NULL) return 1;
     int result = 0;
     switch (width) {
+    case 8: attend_8(work, begin, end, own); break;
     case 16: attend_16(work, begin, end, own); break;
     case 32: attend_32(work, begin, end, own); break;
     case 64: attend_64(work, begin, end, own); break;
+    case 96: attend_96(work, begin, end, own); break;
     case 128: attend_128(work, begin, end, own); break;
     default: result = 2;
     }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo_engine.rollout.native.compiled import library
 
-WIDTHS = (16, 32, 64, 128)
+WIDTHS = (8, 16, 32, 64, 96, 128)
 """Of heads that are compiled."""
 MOST_QUERIES = 8
 """Of one key-value head; matrix products with more are quick."""

@@ -56,14 +56,20 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
     name = f"attend-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     folder = _cache_folder()
     if folder is not None and (folder / name).exists():
-        return ctypes.CDLL(str(folder / name))
+        return _typed(folder / name)
     with tempfile.TemporaryDirectory(prefix="cohort-", dir=folder) as new:
         made = Path(new) / name
         command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
         if folder is not None:
             made = made.replace(folder / name)  # another process may have done the same
-        return ctypes.CDLL(str(made))
+        return _typed(made)
+
+
+def _typed(file: Path) -> ctypes.CDLL:
+    loops = ctypes.CDLL(str(file))
+    loops.attend.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
+    return loops
 
 
 def _processor() -> str:
