@@ -40,6 +40,8 @@ class _Step:
     """What all layers share while Q tokens are fed."""
 
     num_tokens: int
+    native: dict[int | None, bool] = field(default_factory=dict)
+    """By sliding window: nothing lies outside, so that attention can be computed in C."""
     indices: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """By (parts, capacity) of a store: places of the new tokens."""
     sizes: tuple[Tensor, Tensor, Tensor] | None = None
@@ -62,6 +64,8 @@ class Block:
         self.layers = dict(layers)
         self.lengths_B = lengths_B
         self.prompt_lengths_S = prompt_lengths_S
+        self.prompt_width = int(prompt_lengths_S.max())
+        """P."""
         self.row_slot_B = row_slot_B
         self.device = device
         self._step = _Step(0)
@@ -77,11 +81,6 @@ class Block:
     def held(self) -> int:
         """Own tokens of the longest row."""
         return int(self.lengths_B.max())
-
-    @property
-    def prompt_width(self) -> int:
-        """P."""
-        return int(self.prompt_lengths_S.max())
 
     @property
     def prompt_lengths_B(self) -> Integers:
@@ -123,9 +122,12 @@ class Block:
 
     # ---------------------------------------------------------------- in C
     def _is_native(self, cache: LayerCache, num_queries: int, window: int | None) -> bool:
-        longest = self.prompt_width + self.held + self._step.num_tokens
-        fits = num_queries <= MOST_QUERIES and cache.own_keys.merge == 1 and (window is None or longest <= window)
-        return fits and is_compiled(cache.own_keys.width, cache.own_keys.data.dtype, self.device)
+        if window not in self._step.native:
+            longest = self.prompt_width + self.held + self._step.num_tokens
+            self._step.native[window] = window is None or longest <= window
+        keys = cache.own_keys
+        fits = num_queries <= MOST_QUERIES and keys.merge == 1 and self._step.native[window]
+        return fits and is_compiled(keys.width, keys.data.dtype, self.device)
 
     def _native(self, cache: LayerCache, queries: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[B, heads, N, width]; takes in keys and values, too."""
@@ -269,8 +271,8 @@ def block_of_prompts(
     index = np.where(column_P < lengths_S[:, None], starts_S[:, None] + column_P, 0)
     index_SP = torch.from_numpy(index).to(device)
     for number, (keys, values) in states.items():
-        shape = keys.shape[::2]
-        merges = (block.prompt_merge(*shape), block.own_merge(*shape, compute_dtype(keys)))
+        heads, _, width = keys.shape
+        merges = (block.prompt_merge(heads, width), block.own_merge(heads, width, compute_dtype(keys)))
         prompt_keys, own_keys = _begin(block, keys[:, index_SP], room, *merges)
         prompt_values, own_values = _begin(block, values[:, index_SP], room, 1, 1)
         block.layers[number] = LayerCache(prompt_keys, prompt_values, own_keys, own_values)

@@ -65,6 +65,7 @@ static float exponentials(float *values, int64_t count, float most)
 }
 
 #define AHEAD 16 /* tokens that are asked for before they are needed */
+#define LINE 16  /* numbers that come together */
 
 #define ATTEND(D)                                                                                                      \
     static void attend_##D(const Work *w, int64_t begin, int64_t end, float *own)                                     \
@@ -90,20 +91,21 @@ static float exponentials(float *values, int64_t count, float most)
                     for (int64_t t = 0; t < seen; t++) {                                                               \
                         const float *key = keys + t * D;                                                               \
                         float score = 0.0f;                                                                            \
-                        __builtin_prefetch(key + AHEAD * D);                                                           \
+                        for (int d = 0; d < D; d += LINE) __builtin_prefetch(key + AHEAD * D + d);                     \
                         for (int d = 0; d < D; d++) score += scaled[d] * key[d];                                       \
                         own[t] = score;                                                                                \
                     }                                                                                                  \
+                    for (int d = 0; d < AHEAD * D; d += LINE) __builtin_prefetch(values + d);                          \
                     const float most = largest(shared, prompt, largest(own, seen, own[0]));                            \
                     const float sum = exponentials(own, seen, most) + exponentials(shared, prompt, most);              \
                     const float share = 1.0f / sum;                                                                    \
                     for (int64_t t = 0; t < prompt; t++) shared[t] *= share;                                           \
                     for (int64_t t = prompt; t < w->P; t++) shared[t] = 0.0f;                                          \
+                    for (int d = 0; d < AHEAD * D; d += LINE) __builtin_prefetch(keys + w->C * D + d);                 \
                     int64_t t = 0;                                                                                     \
                     for (; t + 2 <= seen; t += 2) {                                                                    \
                         const float *value = values + t * D;                                                           \
-                        __builtin_prefetch(value + AHEAD * D);                                                         \
-                        __builtin_prefetch(value + (AHEAD + 1) * D);                                                   \
+                        for (int d = 0; d < 2 * D; d += LINE) __builtin_prefetch(value + AHEAD * D + d);               \
                         for (int d = 0; d < D; d++) even[d] += own[t] * value[d], odd[d] += own[t + 1] * value[D + d]; \
                     }                                                                                                  \
                     if (t < seen)                                                                                      \

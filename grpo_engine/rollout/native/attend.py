@@ -50,7 +50,8 @@ def attend(
     Raises MemoryError."""
     rows, heads, num, width = queries_BHND.shape
     slots, _, repeats, _, prompt = shared_SHRNP.shape
-    out_SHRND = queries_BHND.new_zeros(slots, heads, repeats, num, width)
+    new = torch.empty if rows == slots * repeats else torch.zeros
+    out_SHRND = new(slots, heads, repeats, num, width)
     work = _Work(
         queries_BHND.data_ptr(), new_keys_BHQD.data_ptr(), new_values_BHQD.data_ptr(),
         (ctypes.c_int64 * 3)(*new_keys_BHQD.stride()[:3]), (ctypes.c_int64 * 3)(*new_values_BHQD.stride()[:3]),
