@@ -27,8 +27,8 @@ LONGEST_REPEATED_SHARE = 0.1
 LENGTHS = (1536, 2048)
 CONTEXT = 2176
 TURNS = 3
-"""A large batch has so many turns for each repetition of the others: its two sides lie closer together than two calls of
-one side on a busy host."""
+"""A large batch has so many turns for each repetition of the others: its two sides are closer to each other than two
+calls of one side on a busy host."""
 SAMPLING: Job = {"temperature": 1.0, "min_p": 0.05}
 """The policy is trained for minutes: what it thinks a twentieth as likely as its best guess is noise."""
 
