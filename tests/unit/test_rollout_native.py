@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_engine.rollout.native import attend as native_attend
 from grpo_engine.rollout.native import compiled
 from grpo_engine.rollout.native.attend import WIDTHS, attend, is_compiled
 from grpo_engine.rollout.native.compiled import library
@@ -75,7 +76,8 @@ def test_attention_is_the_softmax_over_prompt_and_own_tokens(width: int, group: 
 
 
 @pytest.fixture
-def _two_threads() -> Iterator[None]:
+def _three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(native_attend, "FEW_NUMBERS", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -83,7 +85,7 @@ def _two_threads() -> Iterator[None]:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.usefixtures("_three_threads")
 def test_rows_divided_among_threads_come_out_the_same() -> None:
     check(Case(group=2))
 

@@ -14,6 +14,8 @@ from grpo_engine.rollout.native.compiled import library
 
 WIDTHS = (8, 16, 32, 64, 96, 128)
 """Of heads that are compiled."""
+FEW_NUMBERS = 1 << 20
+"""Room for so many keys is read by one thread."""
 MOST_QUERIES = 8
 """Of one key-value head; matrix products with more are quick."""
 
@@ -61,7 +63,7 @@ def attend(
     )  # fmt: skip
     native = library()
     assert native is not None, "is_compiled says whether there is a library"
-    threads = min(torch.get_num_threads(), rows)
+    threads = min(torch.get_num_threads(), rows) if keys_BHCD.numel() > FEW_NUMBERS else 1
     if threads == 1:
         results = [native.attend(ctypes.byref(work), width, 0, rows)]
     else:
