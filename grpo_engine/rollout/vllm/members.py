@@ -267,4 +267,11 @@ class Members:
 
 
 def _faults(members: Sequence[Member]) -> str:
-    return "; ".join(f"{member.client.address}: {member.fault}" for member in members)
+    return "; ".join(f"{member.client.address}: {_fault(member)}" for member in members)
+
+
+def _fault(member: Member) -> str:
+    """The end of its process tells more than the connection that broke by it, which may be noticed first."""
+    if member.process is not None and member.process.poll() is not None:
+        return member.process.describe_end()
+    return member.fault
