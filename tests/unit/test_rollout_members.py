@@ -146,7 +146,7 @@ def test_an_update_while_all_servers_are_away_reaches_those_that_come_back() -> 
 def test_an_update_that_finds_no_server_left_says_so() -> None:
     async def test(pool: Pool) -> None:
         own(pool, 0, FakeProcess(9, may_start_again=False))
-        with pytest.raises(RolloutUnavailable, match="no vLLM server is left: a: it has not answered yet"):
+        with pytest.raises(RolloutUnavailable, match="no vLLM server is left: a: it ended with status 9"):
             await pool.members.update(Weights("/w", "v2", 2))
 
     run_unwatched(test, "a")
