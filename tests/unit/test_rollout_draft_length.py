@@ -93,14 +93,16 @@ def test_many_rows_decode_without_drafts_and_lose_little_by_probing(token_s: flo
     assert chosen[2] > 3
 
 
-def test_drafts_come_back_when_acceptance_rises_and_go_when_it_falls() -> None:
-    decoding = Decoding(DraftLength(LENGTHS))
+@pytest.mark.parametrize("seed", range(5))
+def test_drafts_come_back_when_acceptance_rises_and_go_when_it_falls(seed: int) -> None:
+    """The second best length is 0.955 times as fast as the best: to stay there is not enough."""
+    decoding = Decoding(DraftLength(LENGTHS), seed)
     poor = Machine(shares=(0.05,) * 5)
     good = replace(poor, shares=(0.95,) * 5)
     assert decoding.run(poor, 8, 400)[0][0] > 350
     assert decoding.run(good, 8, 500)[1] > 0.85
-    assert decoding.run(good, 8, 200)[1] > 0.95
-    assert decoding.run(poor, 8, 300)[0][0] > 200
+    assert decoding.run(good, 8, 200)[1] > 0.965
+    assert decoding.run(poor, 8, 300)[0][0] > 210
 
 
 def test_a_machine_that_becomes_slow_at_verifying_is_noticed() -> None:

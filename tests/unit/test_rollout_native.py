@@ -55,7 +55,7 @@ class Case:
         return weights[PROMPT[row] :] @ values, weights[: PROMPT[row]]
 
 
-def check(case: Case) -> None:
+def check(case: Case, rtol: float = 1e-5) -> None:
     out, weights = case.run()
     for row in range(4):
         slot, place = PLACE[row] // 3, PLACE[row] % 3
@@ -63,8 +63,8 @@ def check(case: Case) -> None:
             for query in range(case.queries.shape[2]):
                 own, shared = case.expected(row, head, query)
                 found = weights[slot, head, place, query]
-                torch.testing.assert_close(out[slot, head, place, query].double(), own, rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(found[: PROMPT[row]].double(), shared, rtol=1e-5, atol=1e-7)
+                torch.testing.assert_close(out[slot, head, place, query].double(), own, rtol=rtol, atol=1e-6)
+                torch.testing.assert_close(found[: PROMPT[row]].double(), shared, rtol=rtol, atol=1e-7)
                 assert not found[PROMPT[row] :].any()
 
 
@@ -88,6 +88,24 @@ def _three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_three_threads")
 def test_rows_divided_among_threads_come_out_the_same() -> None:
     check(Case(group=2))
+
+
+@needs_compiler
+@pytest.mark.parametrize("lift", [200.0, -200.0])
+def test_scores_beyond_the_exponentials_range_are_taken_from_the_largest(lift: float) -> None:
+    case = Case()
+    case.queries *= 30
+    case.shared = case.shared * 30 + lift
+    check(case, rtol=1e-4)
+
+
+@needs_compiler
+def test_new_keys_and_values_may_lie_in_any_order() -> None:
+    case = Case(num_new=3)
+    case.new_keys, case.new_values = (
+        new.transpose(2, 3).contiguous().transpose(2, 3) for new in (case.new_keys, case.new_values)
+    )
+    check(case)
 
 
 @needs_compiler

@@ -240,7 +240,7 @@ def test_the_gain_is_told_where_plain_decoding_was_timed() -> None:
     decode(drafting, DRAFTER, requests(4), settings(max_new_tokens=400))
     told = drafting.take_metrics()
     assert told["rollout/draft_gain"] == pytest.approx(told["rollout/tokens_per_forward"], rel=0.02)
-    assert told["rollout/draft_gain"] > 2.2
+    assert told["rollout/draft_gain"] > 2.5
     assert told["rollout/draft_length_share_2"] > 0.8
 
 

@@ -46,10 +46,13 @@ def attend(
 
     The new keys and values are first written behind the `held_B` tokens of each row. Query n is that of new token
     n % Q and sees no later one. Row b continues a prompt of prompt_B[b] tokens and is place_B[b] in [S x R]; places
-    without a row stay as they are, 0. All float32 and int64, contiguous but for the new keys and values, of which only
-    the last axis is.
+    without a row stay 0. All float32 and int64, contiguous but for the new keys and values.
 
     Raises MemoryError."""
+    # The loops trust what they are given: a stride too many would read other rows' memory.
+    new_keys_BHQD, new_values_BHQD = (
+        new if new.stride(-1) == 1 else new.contiguous() for new in (new_keys_BHQD, new_values_BHQD)
+    )
     rows, heads, num, width = queries_BHND.shape
     slots, _, repeats, _, prompt = shared_SHRNP.shape
     new = torch.empty if rows == slots * repeats else torch.zeros
