@@ -39,9 +39,11 @@ class Case:
     def run(self) -> tuple[Tensor, Tensor]:
         """(attention to own tokens, weights of the prompt)."""
         weights = self.shared.clone()
-        sizes = (torch.tensor(each) for each in (HELD, PROMPT, PLACE))
+        held, prompt, place = (torch.tensor(each) for each in (HELD, PROMPT, PLACE))
         new = (self.new_keys, self.new_values)
-        return attend(self.queries, *new, self.keys.clone(), self.values.clone(), *sizes, weights, SCALE), weights
+        return attend(
+            self.queries, *new, self.keys.clone(), self.values.clone(), held, prompt, place, weights, SCALE
+        ), weights
 
     def expected(self, row: int, head: int, query: int) -> tuple[Tensor, Tensor]:
         """The same of one query, float64."""
