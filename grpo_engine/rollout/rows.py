@@ -79,7 +79,7 @@ class SharedRows:
 
     @property
     def num_rows(self) -> int:
-        return sum(block.num_rows for block in self._blocks)
+        return sum(block.rows.num_rows for block in self._blocks)
 
     def admit(self, prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> Outputs:
         outputs = []
@@ -95,7 +95,7 @@ class SharedRows:
         num_tokens = tokens_BQ.shape[1]
         for block in self._blocks:
             block.begin(num_tokens)
-        start_B = np.concatenate([block.prompt_lengths_B + block.lengths_B for block in self._blocks])
+        start_B = np.concatenate([block.rows.prompt_lengths_B + block.rows.lengths_B for block in self._blocks])
         # A finished row that still waits for `select`, or a draft too long, must not run past the model's positions.
         position_BQ = (start_B[:, None] + np.arange(num_tokens)).clip(max=self._forward.max_context_tokens - 1)
         return self._forward.step(tokens_BQ, self._forward.tensor(position_BQ), self)
@@ -103,7 +103,7 @@ class SharedRows:
     def keep(self, count_B: Tensor) -> None:
         counts = np.asarray(count_B.tolist(), dtype=np.int64)
         for block, start, end in self._ranges():
-            block.keep(counts[start:end])
+            block.rows.keep(counts[start:end])
 
     def select(self, rows: Tensor) -> None:
         kept = np.asarray(rows.tolist(), dtype=np.int64)
@@ -127,8 +127,8 @@ class SharedRows:
     def _ranges(self) -> Iterator[tuple[Block, int, int]]:
         start = 0
         for block in self._blocks:
-            yield block, start, start + block.num_rows
-            start += block.num_rows
+            yield block, start, start + block.rows.num_rows
+            start += block.rows.num_rows
 
     def _prefill(self, prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> tuple[Outputs, Block]:
         device = self._forward.device
@@ -138,12 +138,12 @@ class SharedRows:
         states = _PromptStates(batch.layout)
         output = self._forward(batch.input_ids, batch.position_ids, {CACHE_ARGUMENT: states}, batch.feature_index)
         block = block_of_prompts(states.layers, *_places(prompts), counts, self._room_tokens)
-        return output.select(self._forward.tensor(block.row_slot_B)), block
+        return output.select(self._forward.tensor(block.rows.row_slot_B)), block
 
     def _merge(self) -> None:
         """Join the two neighbours that lose least by padding."""
         losses = []
-        for a, b in pairwise(self._blocks):
+        for a, b in pairwise(block.rows for block in self._blocks):
             width = max(a.prompt_width, b.prompt_width) + max(a.held, b.held)
             losses.append(sum(x.num_rows * (width - x.prompt_width - x.held) for x in (a, b)))
         at = int(np.argmin(losses))

@@ -10,12 +10,12 @@ import torch
 
 from grpo_engine.rollout import attention, open_rows
 from grpo_engine.rollout import rows as rows_module
-from grpo_engine.rollout.attention import ROOM_TOKENS
 from grpo_engine.rollout.forward import Forward, Outputs
-from grpo_engine.rollout.native.attend import MOST_QUERIES, attend
+from grpo_engine.rollout.native.attend import attend
 from grpo_engine.rollout.native.compiled import library
 from grpo_engine.rollout.open_rows import shared_rows_are_exact
 from grpo_engine.rollout.padded_rows import PaddedRows
+from grpo_engine.rollout.product_cache import ROOM_TOKENS
 from grpo_engine.rollout.rows import Rows, SharedRows
 from tests.unit.tiny_models import tiny_model
 

@@ -12,70 +12,77 @@ from torch import Tensor
 
 from grpo_engine.rollout.native.compiled import library
 
-WIDTHS = (8, 16, 32, 64, 96, 128)
-"""Of heads that are compiled."""
+LANES = 16
+"""Tokens of a tile, and what widths are padded to."""
 FEW_NUMBERS = 1 << 20
-"""Room for so many keys is read by one thread."""
-MOST_QUERIES = 8
-"""Of one key-value head; matrix products with more are quick."""
+"""So many keys and values are read by one thread."""
+EVERYTHING = 1 << 62
+"""A window that cuts nothing off."""
+
+Addresses = ctypes.Array[ctypes.c_void_p]
 
 
 class _Work(ctypes.Structure):
     """`Work` of attend.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
-        *((name, ctypes.c_int64 * 3) for name in ("key_strides", "value_strides")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "held", "prompt", "place", "shared", "out")),
-        *((name, ctypes.c_int64) for name in "HNQCPR"),
+        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values")),
+        *((name, ctypes.c_int64 * 3) for name in ("query_strides", "key_strides", "value_strides")),
+        *((name, ctypes.c_void_p) for name in ("prompt_tiles", "own_tiles", "prompt", "first", "held", "out")),
+        *((name, ctypes.c_int64) for name in (*"SHGQD", "window")),
         ("scale", ctypes.c_float),
     )  # fmt: skip
 
 
-def is_compiled(width: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are loops for keys and values of heads so wide."""
-    return device.type == "cpu" and dtype == torch.float32 and width in WIDTHS and library() is not None
+def padded(count: int) -> int:
+    """Rounded up to a multiple of 16."""
+    return -(-count // LANES) * LANES
+
+
+def is_compiled(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are loops for such keys and values."""
+    return device.type == "cpu" and dtype == torch.float32 and library() is not None
 
 
 def attend(
-    queries_BHND: Tensor, new_keys_BHQD: Tensor, new_values_BHQD: Tensor, keys_BHCD: Tensor, values_BHCD: Tensor,
-    held_B: Tensor, prompt_B: Tensor, place_B: Tensor, shared_SHRNP: Tensor, scale: float,
+    query_BhQD: Tensor, key_BHQD: Tensor, value_BHQD: Tensor, prompts: tuple[Addresses, Tensor, Tensor],
+    own_tiles: Addresses, held_B: Tensor, scale: float, window: int | None,
 ) -> Tensor:  # fmt: skip
-    """Attention to each row's own tokens, [S, H, R, N, D]; `shared_SHRNP`, scaled scores over the prompts, become
-    weights (one softmax over both), 0 behind a prompt's end.
+    """Attention of Q new tokens of B rows to their prompts, their own tokens and each other, [B, Q, heads, D].
 
-    The new keys and values are first written behind the `held_B` tokens of each row. Query n is that of new token
-    n % Q and sees no later one. Row b continues a prompt of prompt_B[b] tokens and is place_B[b] in [S x R]; places
-    without a row stay 0. All float32 and int64, contiguous but for the new keys and values.
+    `prompts`: tiles of S prompts, [S] their tokens and [S + 1] the first row that continues each, then B; `own_tiles`:
+    those of the rows, which hold `held_B` tokens and have room for Q more, where the new keys and values are written
+    (tile_cache.Tiles). G neighbouring heads of the queries meet one of the keys. With a window a query sees so many
+    tokens at most, its own included. Everything float32 and int64.
 
     Raises MemoryError."""
     # The loops trust what they are given: a stride too many would read other rows' memory.
-    new_keys_BHQD, new_values_BHQD = (
-        new if new.stride(-1) == 1 else new.contiguous() for new in (new_keys_BHQD, new_values_BHQD)
+    query_BhQD, key_BHQD, value_BHQD = (
+        new if new.stride(-1) == 1 else new.contiguous() for new in (query_BhQD, key_BHQD, value_BHQD)
     )
-    rows, heads, num, width = queries_BHND.shape
-    slots, _, repeats, _, prompt = shared_SHRNP.shape
-    new = torch.empty if rows == slots * repeats else torch.zeros
-    out_SHRND = new(slots, heads, repeats, num, width)
+    rows, query_heads, num_new, width = query_BhQD.shape
+    heads, (prompt_tiles, prompt_S, first_S1) = key_BHQD.shape[1], prompts
+    out_BQhD = torch.empty(rows, num_new, query_heads, width)
+    strides = ctypes.c_int64 * 3
     work = _Work(
-        queries_BHND.data_ptr(), new_keys_BHQD.data_ptr(), new_values_BHQD.data_ptr(),
-        (ctypes.c_int64 * 3)(*new_keys_BHQD.stride()[:3]), (ctypes.c_int64 * 3)(*new_values_BHQD.stride()[:3]),
-        keys_BHCD.data_ptr(), values_BHCD.data_ptr(), held_B.data_ptr(), prompt_B.data_ptr(), place_B.data_ptr(),
-        shared_SHRNP.data_ptr(), out_SHRND.data_ptr(),
-        heads, num, new_keys_BHQD.shape[2], keys_BHCD.shape[2], prompt, repeats, scale,
+        query_BhQD.data_ptr(), key_BHQD.data_ptr(), value_BHQD.data_ptr(),
+        strides(*query_BhQD.stride()[:3]), strides(*key_BHQD.stride()[:3]), strides(*value_BHQD.stride()[:3]),
+        ctypes.addressof(prompt_tiles), ctypes.addressof(own_tiles), prompt_S.data_ptr(), first_S1.data_ptr(),
+        held_B.data_ptr(), out_BQhD.data_ptr(),
+        len(prompt_S), heads, query_heads // heads, num_new, width, EVERYTHING if window is None else window, scale,
     )  # fmt: skip
     native = library()
     assert native is not None, "is_compiled says whether there is a library"
-    threads = min(torch.get_num_threads(), rows) if keys_BHCD.numel() > FEW_NUMBERS else 1
+    numbers = 2 * rows * heads * width * LANES * (len(prompt_tiles) + len(own_tiles))
+    threads = min(torch.get_num_threads(), rows) if numbers > FEW_NUMBERS else 1
     if threads == 1:
-        results = [native.attend(ctypes.byref(work), width, 0, rows)]
+        results = [native.attend(ctypes.byref(work), 0, rows)]
     else:
         bounds = [rows * part // threads for part in range(threads + 1)]
-        parts = _pool(threads).map(lambda part: native.attend(ctypes.byref(work), width, *part), pairwise(bounds))
-        results = list(parts)
+        results = list(_pool(threads).map(lambda part: native.attend(ctypes.byref(work), *part), pairwise(bounds)))
     if any(results):
-        raise MemoryError(f"no memory for the scores of {keys_BHCD.shape[2]:,} tokens")
-    return out_SHRND
+        raise MemoryError(f"no memory for the attention of {rows:,} rows, {query_heads} heads of width {width}")
+    return out_BQhD
 
 
 @cache

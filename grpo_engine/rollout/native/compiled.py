@@ -68,7 +68,7 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
 
 def _typed(file: Path) -> ctypes.CDLL:
     loops = ctypes.CDLL(str(file))
-    loops.attend.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
+    loops.attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     return loops
 
 
