@@ -44,10 +44,6 @@ class Tiles:
         """Tokens that fit."""
         return LANES * len(self._tiles)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tile.nbytes for tile in self._tiles)
-
     def addresses(self) -> ctypes.Array[ctypes.c_void_p]:
         """Of the tiles."""
         if self._addresses is None:
@@ -111,6 +107,4 @@ class TileCache:
     def joined(parts: Iterable[tuple[TileCache, Arrangement]], new: Arrangement) -> TileCache:
         """The slots and rows of all parts, one part after another."""
         caches = [cache for cache, _ in parts]
-        return TileCache(
-            Tiles.joined(cache.prompts for cache in caches), Tiles.joined(cache.own for cache in caches)
-        )
+        return TileCache(Tiles.joined(cache.prompts for cache in caches), Tiles.joined(cache.own for cache in caches))

@@ -10,13 +10,14 @@ import torch
 
 from grpo_engine.rollout import attention, open_rows
 from grpo_engine.rollout import rows as rows_module
+from grpo_engine.rollout.attention import LayerCache
 from grpo_engine.rollout.forward import Forward, Outputs
-from grpo_engine.rollout.native.attend import attend
 from grpo_engine.rollout.native.compiled import library
 from grpo_engine.rollout.open_rows import shared_rows_are_exact
 from grpo_engine.rollout.padded_rows import PaddedRows
-from grpo_engine.rollout.product_cache import ROOM_TOKENS
+from grpo_engine.rollout.product_cache import ROOM_TOKENS, ProductCache
 from grpo_engine.rollout.rows import Rows, SharedRows
+from grpo_engine.rollout.tile_cache import TileCache
 from tests.unit.tiny_models import tiny_model
 
 SHARED = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "untied", "gemma2")
@@ -28,9 +29,9 @@ KINDS = [(family, SharedRows) for family in SHARED] + [(family, PaddedRows) for 
 class Checked:
     """Rows beside the token lists that they should hold."""
 
-    def __init__(self, family: str, kind: Any) -> None:
+    def __init__(self, family: str, kind: Any, context: int = 64) -> None:
         self.model = tiny_model(family).eval()
-        self.forward = Forward(self.model, 64)
+        self.forward = Forward(self.model, context)
         assert shared_rows_are_exact(self.forward) == (family in SHARED)
         self.rows: Rows = kind(self.forward)
         self.held: list[list[int]] = []
@@ -102,17 +103,25 @@ def test_logits_by_matrix_products_alone_are_those_of_a_plain_forward(family: st
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler")
-def test_single_queries_are_attended_to_in_c_and_many_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = list[int]()
-    monkeypatch.setattr(
-        attention, "attend", lambda queries, *rest: seen.append(queries.shape[2]) or attend(queries, *rest)
-    )
+def test_float32_is_attended_to_in_c() -> None:
     rows = Checked("llama", SharedRows)
-    seen.clear()
-    rows.admit(PROMPTS, [3, 1, 2])
-    for num_tokens in (1, MOST_QUERIES, MOST_QUERIES + 1):
-        rows.step(num_tokens)
-    assert set(seen) == {1, MOST_QUERIES}
+    rows.admit([[5, 6, 7], [8, 9]], [2, 1])
+    (block,) = rows.rows._blocks  # type: ignore[attr-defined]
+    assert {type(layer) for layer in block.layers.values()} == {TileCache}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_rows_of_several_tiles_come_and_go(family: str) -> None:
+    rows = Checked(family, SharedRows, context=256)
+    rows.admit([list(range(20)), list(range(50)) * 2], [2, 2])
+    rows.step(60, [60, 2, 17, 16])
+    rows.step(16, [9, 16, 1, 16])
+    rows.admit([[7] * 33], [2])
+    rows.step(3, [3, 2, 1, 3, 2, 1])
+    rows.select([0, 2, 3, 5])
+    rows.step(2)
+    rows.select([1, 3])
+    rows.step(1)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -156,14 +165,29 @@ def test_many_rows_merge_heads_and_stay_exact() -> None:
         rows.step(1)
 
 
+def held_numbers(layer: LayerCache) -> int:
+    """Of prompts' keys and values."""
+    if isinstance(layer, TileCache):
+        return sum(tile.numel() for tile in layer.prompts._tiles)
+    assert isinstance(layer, ProductCache)
+    return layer.prompt_keys.data.numel() + layer.prompt_values.data.numel()
+
+
 def test_a_prompt_is_held_once_however_many_rows_continue_it() -> None:
     rows = Checked("llama", SharedRows)
     rows.admit([[5, 6, 7], [8, 9]], [20, 12])
     (block,) = rows.rows._blocks  # type: ignore[attr-defined]
-    assert block.layers[0].prompt_keys.data.numel() == 2 * 3 * 32
+    # Keys and values of 4 heads of width 8; tiles pad 3 tokens and the width to 16.
+    one = 2 * 4 * (16 * 16 if isinstance(block.layers[0], TileCache) else 3 * 8)
+    assert {held_numbers(layer) for layer in block.layers.values()} == {2 * one}
     rows.select([3, 4])
     (block,) = rows.rows._blocks  # type: ignore[attr-defined]
-    assert block.layers[0].prompt_values.data.numel() == 3 * 32
+    assert {held_numbers(layer) for layer in block.layers.values()} == {one}
+
+
+@pytest.mark.usefixtures("products_only")
+def test_a_prompt_is_held_once_by_products() -> None:
+    test_a_prompt_is_held_once_however_many_rows_continue_it()
 
 
 def test_rows_must_stay_in_order() -> None:
@@ -179,7 +203,8 @@ def test_hidden_states_are_those_the_head_reads(kind: Any) -> None:
     first = rows.admit([[5, 6], [7]], [1, 1])
     second = rows.feed(torch.tensor([[3, 4], [5, 6]]))
     for outputs in (first, second):
-        assert torch.equal(rows._forward.model.lm_head(outputs.hidden_BQH), outputs.logits_BQV)
+        read = rows._forward.model.lm_head(outputs.hidden_BQH)
+        torch.testing.assert_close(read, outputs.logits_BQV, rtol=1e-6, atol=1e-6)  # products of other shapes
 
 
 def test_a_model_whose_shared_prompts_are_not_exact_is_told(
