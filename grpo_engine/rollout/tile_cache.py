@@ -33,7 +33,7 @@ class Tiles:
         heads, sequences, num_tokens, width = keys_HSTD.shape
         padding = (0, padded(width) - width, 0, padded(num_tokens) - num_tokens)
         keys, values = (
-            functional.pad(states, padding).unflatten(2, (-1, LANES)).permute(2, 1, 0, 3, 4)
+            torch.unflatten(functional.pad(states, padding), 2, (-1, LANES)).permute(2, 1, 0, 3, 4)
             for states in (keys_HSTD, values_HSTD)
         )
         both = torch.stack([keys.transpose(3, 4).flatten(3), values.flatten(3)], dim=3)
