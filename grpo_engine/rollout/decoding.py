@@ -173,8 +173,7 @@ class Decoding:
             None if numbers is None else numbers.view(-1, length + 1),
         )  # fmt: skip
         gained = speculator.step(self._rows, length, pending, self._sampling)
-        last_B = (gained.counts_B - 1).clamp(min=0)
-        self._pending_B = gained.tokens_BQ.gather(1, last_B[:, None])[:, 0]
+        self._pending_B = gained.last_B()
         self._gain(0, gained.counts_B.cpu().numpy(), gained)
 
     def _gain(self, first: int, counts_B: Integers, gained: Verified) -> None:

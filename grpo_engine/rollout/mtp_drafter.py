@@ -7,8 +7,8 @@ with the last block, one slot further each time, its own hidden state standing i
 
 Between drafts only the last hidden states and tokens of a row are kept, CATCH_UP of them. The next draft computes the
 slots that its blocks have missed since, all rows side by side, their newest slots aligned; a block that missed more
-forgets the row's older ones. So a step without drafts costs one small copy, however long drafts stay away. Blocks
-attend over the last WINDOW slots, and their caches hold no more.
+forgets the row's older ones. Steps without drafts are written down many at a time, so that they cost next to nothing,
+however long drafts stay away. Blocks attend over the last WINDOW slots, and their caches hold no more.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class MTPDrafter:
         self._tokens_BR = torch.zeros(0, self._room, dtype=torch.long, device=self._device)
         self._hidden_BRH = torch.zeros(0, self._room, heads.each()[0].shape.hidden, device=self._device)
         """The last slots of each row, slot i at place i % room."""
+        self._unwritten: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Tokens [B, 1], counts and hidden states of the steps since: those that are not in the tensors above yet."""
         self._num_places = WINDOW + self._catch_up + max_tokens
         self._caches = [SlotCache(block, self._num_places, self._device) for block in heads.each()]
 
@@ -70,6 +72,7 @@ class MTPDrafter:
             message = f"{type(self._model).__name__} does more to its logits than apply its output head, and drafting"
             message += " heads read what that head reads"
             raise InvalidConfig([Problem("rollout.drafts.kind", "mtp", message, "use ngram or none")])
+        self._write()
         old, new = len(self._num_B), len(first_tokens_B)
         self._num_B = _longer(self._num_B, new)
         self._tokens_BR = _longer(self._tokens_BR, new)
@@ -82,6 +85,7 @@ class MTPDrafter:
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows only, in this order."""
+        self._write()
         self._num_B, self._tokens_BR, self._hidden_BRH = (
             tensor.index_select(0, rows) for tensor in (self._num_B, self._tokens_BR, self._hidden_BRH)
         )
@@ -90,17 +94,35 @@ class MTPDrafter:
 
     def confirm(self, tokens_BQ: Tensor, count_B: Tensor, hidden_BQH: Tensor) -> None:
         """Row b gained tokens_BQ[b, :count_B[b]] (none where 0); hidden_BQH[b, i] predicted tokens_BQ[b, i]."""
-        place_BQ = (self._num_B[:, None] + self._span(tokens_BQ.shape[1])) % self._room
+        is_drafted = tokens_BQ.shape[1] > 1
+        if is_drafted or len(self._unwritten) == self._catch_up:
+            self._write()
+        self._unwritten.append((tokens_BQ, count_B.to(self._device), hidden_BQH))
+        if is_drafted:
+            self._write()
+
+    def _write(self) -> None:
+        """Write down the last steps: one with drafts, or up to `_catch_up` without, which then fit side by side."""
+        if not self._unwritten:
+            return
+        tokens, counts, hidden = zip(*self._unwritten, strict=True)
+        counts_BT = torch.stack(counts, dim=1)
+        before_BT = counts_BT.cumsum(1) - counts_BT
+        tokens_BQ, hidden_BQH = torch.cat(tokens, dim=1), torch.cat(hidden, dim=1)
+        span_BQ = before_BT if len(tokens) > 1 else self._span(tokens_BQ.shape[1])
+        place_BQ = (self._num_B[:, None] + span_BQ) % self._room
         # What is not kept is written as well: its place is written again before it is read.
         self._tokens_BR.scatter_(1, place_BQ, tokens_BQ)
         self._hidden_BRH[self._row_B1(), place_BQ] = hidden_BQH.to(self._hidden_BRH.dtype)
-        self._num_B = self._num_B + count_B.to(self._device)
+        self._num_B = self._num_B + counts_BT.sum(1)
+        self._unwritten.clear()
 
     # ------------------------------------------------------------ drafts
     @torch.no_grad()
     def propose(self, num_tokens: int, sampling: SamplingConfig, uniforms_BK: Tensor | None) -> Drafts:
         """`num_tokens` > 0 drafts a row, sampled as the policy samples (temperature, truncation) with `uniforms_BK`
         (float64 in [0, 1)), or the likeliest where it is None. Waits for the device once."""
+        self._write()
         used = self._caches[:num_tokens]
         width, longest = self._catch_up_on(used)
         num_seen = min(longest + num_tokens, self._num_places)

@@ -80,10 +80,10 @@ class Speculator:
             self.numbers.admit(requests, max_new_tokens)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows only, in this order (int64)."""
-        rows = rows.to(self.end_token_ids.device)
-        self._drafter.select(rows)
-        self.numbers.select(rows)
+        """Go on with these rows only, in this order (int64, on the host)."""
+        self._drafter.select(rows.to(self.end_token_ids.device))
+        if self._drafter.samples:
+            self.numbers.select(rows)
 
     # ------------------------------------------------------------ steps
     def choose_length(self, num_rows: int, num_tokens: int) -> int:
@@ -153,31 +153,42 @@ class Speculator:
 
 
 class Numbers:
-    """float64 numbers [B, T] of the streams `draft` and `accept`, by a token's place in its completion."""
+    """float64 numbers [B, T] of the streams `draft` and `accept`, by a token's place in its completion; drawn when they
+    are first asked for, since calls that never draft need none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.clear()
 
     def clear(self) -> None:
+        self._requests: list[SampleRequest] = []
+        self._num_tokens = 0
         self._parts: dict[str, Tensor] = {}
 
     def admit(self, requests: Sequence[SampleRequest], max_new_tokens: int) -> None:
-        for name in ("draft", "accept"):
-            numbers = np.stack([uniforms(max_new_tokens, name, *request.stream) for request in requests])
-            new_BT = torch.from_numpy(numbers).to(self._device)
-            old_BT = self._parts.get(name)
-            self._parts[name] = new_BT if old_BT is None else torch.cat([old_BT, new_BT])
+        self._num_tokens = max_new_tokens
+        self._requests += requests
+        for name, numbers_BT in self._parts.items():
+            self._parts[name] = torch.cat([numbers_BT, self._drawn(name, requests)])
 
     def select(self, rows: Tensor) -> None:
+        """`rows` int64, on the host."""
+        self._requests = [self._requests[row] for row in rows.tolist()]
+        rows = rows.to(self._device)
         self._parts = {name: numbers_BT[rows] for name, numbers_BT in self._parts.items()}
 
     def at(self, name: str, positions_B: Tensor, count: int) -> Tensor:
         """[B, count] of the stream `name`, from each row's position on."""
+        if name not in self._parts:
+            self._parts[name] = self._drawn(name, self._requests)
         numbers_BT = self._parts[name]
         place_BK = positions_B[:, None] + torch.arange(count, device=self._device)
         # Places behind a row's budget are never kept; any number serves.
         return numbers_BT.gather(1, place_BK.clamp(max=numbers_BT.shape[1] - 1))
+
+    def _drawn(self, name: str, requests: Sequence[SampleRequest]) -> Tensor:
+        numbers = np.stack([uniforms(self._num_tokens, name, *request.stream) for request in requests])
+        return torch.from_numpy(numbers).to(self._device)
 
 
 def _or_empty(hidden: Tensor | None, tokens_B: Tensor) -> Tensor:

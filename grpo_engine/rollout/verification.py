@@ -40,6 +40,12 @@ class Verified:
     full_logprobs_BQ: Tensor
     kept_BQV: Tensor | None
 
+    def last_B(self) -> Tensor:
+        """Each row's last token; any where it gained none."""
+        if self.tokens_BQ.shape[1] == 1:
+            return self.tokens_BQ[:, 0]
+        return self.tokens_BQ.gather(1, (self.counts_B - 1).clamp(min=0)[:, None])[:, 0]
+
 
 def verify(
     logits_BQV: Tensor,

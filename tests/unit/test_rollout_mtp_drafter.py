@@ -52,7 +52,14 @@ class Scene:
 
     def confirm(self, *counts: int) -> None:
         """Each row gains so many tokens, of a step of up to the most of them and two more."""
-        tokens_BQ, hidden_BQH = self._invented(len(counts), min(max(counts) + 2, self.drafter.max_tokens + 1))
+        self._confirm(counts, min(max(counts) + 2, self.drafter.max_tokens + 1))
+
+    def plain(self, *counts: int) -> None:
+        """A step without drafts: each row gains a token, or none where it has ended."""
+        self._confirm(counts, 1)
+
+    def _confirm(self, counts: Sequence[int], num_tokens: int) -> None:
+        tokens_BQ, hidden_BQH = self._invented(len(counts), num_tokens)
         self.drafter.confirm(tokens_BQ, torch.tensor(counts), hidden_BQH)
         for row, count, tokens, hidden in zip(self.rows, counts, tokens_BQ, hidden_BQH, strict=True):
             row.tokens += tokens[:count].tolist()
@@ -120,6 +127,24 @@ def test_steps_without_drafts_and_shorter_ones_are_caught_up() -> None:
             scene.confirm(1, 2)
             if length:
                 scene.check(scene.propose(length))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, CATCH_UP - 1, CATCH_UP, CATCH_UP + 1, 3 * CATCH_UP + 5])
+def test_plain_steps_are_remembered_however_many(num_steps: int) -> None:
+    scene = Scene(2)
+    scene.admit(3)
+    for _ in range(num_steps):
+        scene.plain(1, 1, 1)
+        assert len(scene.drafter._unwritten) <= CATCH_UP  # as many as lie side by side
+    kept = 1 + num_steps if num_steps < CATCH_UP else CATCH_UP
+    scene.check(scene.propose(2), kept, kept, kept)
+    scene.confirm(2, 1, 3)
+    scene.plain(1, 0, 1)
+    scene.plain(1, 0, 1)
+    scene.select(0, 2)
+    scene.plain(1, 1)
+    scene.confirm(2, 1)
+    scene.check(scene.propose(2), kept + 7, kept + 7)
 
 
 def test_rows_come_and_go() -> None:
