@@ -85,7 +85,7 @@ def block_of_prompts(
         keys, values = (states_HTD[:, index_SP].to(compute_dtype(states_HTD)) for states_HTD in each)
         layers[number] = (
             TileCache.of_prompts(rows, keys, values)
-            if is_compiled(keys.dtype, device)
+            if keys.shape == values.shape and is_compiled(keys.dtype, device)
             else ProductCache.of_prompts(rows, keys, values, room)
         )
     return Block(rows, layers)

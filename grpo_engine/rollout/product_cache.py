@@ -33,10 +33,11 @@ class ProductCache:
         heads, _, width, size = keys_HSPD.shape
 
         def stores(states_HSPD: Tensor, prompt_merge: int, own_merge: int) -> tuple[HeadStore, HeadStore]:
-            plain = HeadStore(rows.num_slots, heads, 0, size, 1, states_HSPD)
+            own_size = states_HSPD.shape[3]  # values may be of another width than keys
+            plain = HeadStore(rows.num_slots, heads, 0, own_size, 1, states_HSPD)
             plain.data = states_HSPD.transpose(0, 1)
             prompts = joined([(plain, width)], width, prompt_merge)
-            return prompts, HeadStore(rows.num_rows, heads, room, size, own_merge, plain.data)
+            return prompts, HeadStore(rows.num_rows, heads, room, own_size, own_merge, plain.data)
 
         prompt_keys, own_keys = stores(keys_HSPD, _prompt_merge(rows, heads, size), _own_merge(rows, heads, size))
         prompt_values, own_values = stores(values_HSPD, 1, 1)

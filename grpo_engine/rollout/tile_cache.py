@@ -1,8 +1,7 @@
 """A layer's keys and values, attended to in C (rollout/native/attend.c).
 
-They lie in tiles of 16 tokens; a tile holds those of all sequences, one after another. What is read in a step is so
-read from one end to the other, without the gaps that sequences leave which are kept apart and may grow: a processor
-reads such runs twice as fast as pieces of some kilobytes.
+They lie in tiles of 16 tokens; a tile holds those of all sequences, one after another. So a step reads without the gaps
+that sequences leave which are kept apart and may grow: processors read ahead, and every gap ends that.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ class Tiles:
     def grow(self, num_tokens: int) -> None:
         """Until so many tokens fit."""
         while self.num_tokens < num_tokens:
-            self._tiles.append(torch.empty(self.sequences, self.heads, 2, LANES * padded(self.width)))
+            shape = (self.sequences, self.heads, 2, LANES * padded(self.width))
+            self._tiles.append(torch.empty(shape, dtype=torch.float32, device="cpu"))
             self._addresses = None
 
     def selected(self, sequences: Tensor, num_tokens: int) -> Tiles:
@@ -64,7 +64,7 @@ class Tiles:
 
     @staticmethod
     def joined(parts: Iterable[Tiles]) -> Tiles:
-        """The sequences of all parts, one part after another."""
+        """The sequences of all parts, one part after another; the shorter parts grow."""
         parts = list(parts)
         longest = max(part.num_tokens for part in parts)
         for part in parts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,23 +21,31 @@ from grpo_engine.rollout.tile_cache import TileCache, Tiles
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler")
 CPU = torch.device("cpu")
-HELD, PROMPT, SLOT = [0, 3, 135, 64, 16], [2, 130], [0, 0, 1, 1, 1]
+HELD, PROMPT, SLOT = (0, 14, 135, 64, 63), [2, 130], [0, 0, 1, 1, 1]
 """Five rows of two prompts. Softmax takes 64 tokens at once, tiles hold 16."""
+FULL = (16, 3, 128, 64, 0)
+"""The longest row has filled its tiles."""
 ROOM = 160
 SCALE = 0.3
 NAN = float("nan")
+FINITE = 1e4
+"""Memory that was used before holds numbers like any others."""
 
 
 class Case:
     """2 key-value heads, each of `group` query heads, `num_new` tokens a row."""
 
-    def __init__(self, width: int = 32, group: int = 1, num_new: int = 1, window: int | None = None) -> None:
+    def __init__(
+        self, width: int = 32, group: int = 1, num_new: int = 1, window: int | None = None,
+        held: tuple[int, ...] = HELD, garbage: float = NAN,
+    ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(width)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=random)
 
         self.num_new, self.group, self.window = num_new, group, window
+        self.held, self.garbage = held, garbage
         # As layers give them: the heads of a token are neighbours.
         self.queries = normal(5, num_new, 2 * group, width).transpose(1, 2)
         self.new_keys, self.new_values = (normal(5, num_new, 2, width).transpose(1, 2) for _ in range(2))
@@ -44,14 +53,14 @@ class Case:
         self.prompt_keys, self.prompt_values = normal(2, 2, 130, width), normal(2, 2, 130, width)
 
     def run(self) -> Tensor:
-        """[B, Q, heads, width]. What lies behind a row's or a prompt's tokens must not matter: it is not a number."""
-        rows = Arrangement(np.array(PROMPT), np.array(SLOT), np.array(HELD), CPU)
+        """[B, Q, heads, width]. What lies behind a row's or a prompt's tokens is garbage and must not matter."""
+        rows = Arrangement(np.array(PROMPT), np.array(SLOT), np.array(self.held), CPU)
         rows.begin(self.num_new)
         prompts, own = (
-            Tiles.filled(*(_with_garbage(states, lengths) for states in pair))
+            Tiles.filled(*(_with_garbage(states, lengths, self.garbage) for states in pair))
             for pair, lengths in (
                 ((self.prompt_keys, self.prompt_values), PROMPT),
-                ((self.keys, self.values), HELD),
+                ((self.keys, self.values), self.held),
             )
         )
         self.cache = TileCache(prompts, own)
@@ -60,9 +69,9 @@ class Case:
 
     def expected(self, row: int, head: int, new: int) -> Tensor:
         """The same of one query, float64."""
-        slot, at = SLOT[row], head // self.group
+        slot, at, held = SLOT[row], head // self.group, self.held[row]
         keys, values = (
-            torch.cat([prompt[at, slot, : PROMPT[slot]], own[at, row, : HELD[row]], fed[row, at, : new + 1]]).double()
+            torch.cat([prompt[at, slot, : PROMPT[slot]], own[at, row, :held], fed[row, at, : new + 1]]).double()
             for prompt, own, fed in (
                 (self.prompt_keys, self.keys, self.new_keys), (self.prompt_values, self.values, self.new_values)
             )
@@ -72,10 +81,10 @@ class Case:
         return weights @ values[-seen:]
 
 
-def _with_garbage(states_HBTD: Tensor, lengths: list[int]) -> Tensor:
+def _with_garbage(states_HBTD: Tensor, lengths: Sequence[int], garbage: float) -> Tensor:
     states = states_HBTD.clone()
     for sequence, length in enumerate(lengths):
-        states[:, sequence, length:] = NAN
+        states[:, sequence, length:] = garbage
     return states
 
 
@@ -93,6 +102,7 @@ def check(case: Case, rtol: float = 1e-5) -> None:
 @pytest.mark.parametrize(("group", "num_new"), [(1, 1), (3, 1), (1, 3), (2, 3)])
 def test_attention_is_the_softmax_over_prompt_and_own_tokens(width: int, group: int, num_new: int) -> None:
     check(Case(width, group, num_new))
+    check(Case(width, group, num_new, held=FULL, garbage=FINITE))
 
 
 @needs_compiler
@@ -103,12 +113,13 @@ def test_a_sliding_window_cuts_off_the_earliest_tokens(window: int, num_new: int
 
 
 @needs_compiler
-def test_new_tokens_are_written_behind_those_held() -> None:
-    case = Case(width=20, num_new=3)
-    case.run()
-    for row, held in enumerate(HELD):
+@pytest.mark.parametrize("held", [HELD, FULL])
+def test_new_tokens_are_written_behind_those_held(held: tuple[int, ...]) -> None:
+    case = Case(width=20, num_new=3, held=held)
+    check(case)
+    for row, held_tokens in enumerate(held):
         for new in range(3):
-            keys, values = written(case.cache.own, row, held + new, 20)
+            keys, values = written(case.cache.own, row, held_tokens + new, 20)
             torch.testing.assert_close(keys, case.new_keys[row, :, new], rtol=0, atol=0)
             torch.testing.assert_close(values, case.new_values[row, :, new], rtol=0, atol=0)
 
@@ -120,9 +131,22 @@ def written(tiles: Tiles, sequence: int, token: int, width: int) -> tuple[Tensor
     return keys[:, :width], values[:, :width]
 
 
+class Watched:
+    """The library, and the rows that it was asked for."""
+
+    def __init__(self, result: int = 0) -> None:
+        self.parts = list[tuple[int, int]]()
+        self._result = result
+
+    def attend(self, work: Any, begin: int, end: int) -> int:
+        self.parts.append((begin, end))
+        native = library()
+        assert native is not None
+        return self._result or int(native.attend(work, begin, end))
+
+
 @pytest.fixture
-def _three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(native_attend, "FEW_NUMBERS", 0)
+def _three_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -131,8 +155,31 @@ def _three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @needs_compiler
 @pytest.mark.usefixtures("_three_threads")
-def test_rows_divided_among_threads_come_out_the_same() -> None:
+@pytest.mark.parametrize(("few", "parts"), [(0, [(0, 1), (1, 3), (3, 5)]), (1 << 30, [(0, 5)])])
+def test_rows_are_divided_among_threads_where_there_is_much_to_read(
+    few: int, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    monkeypatch.setattr(native_attend, "library", lambda: watched)
+    monkeypatch.setattr(native_attend, "FEW_NUMBERS", few)
     check(Case(group=2))
+    assert sorted(watched.parts) == parts
+
+
+@needs_compiler
+def test_a_lack_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_attend, "library", lambda: Watched(result=1))
+    with pytest.raises(MemoryError, match="5 rows, 2 heads of width 32"):
+        Case().run()
+
+
+@needs_compiler
+@pytest.mark.parametrize("which", ["queries", "new_keys", "new_values"])
+def test_other_types_never_reach_the_loops(which: str) -> None:
+    case = Case()
+    setattr(case, which, getattr(case, which).bfloat16())
+    with pytest.raises(TypeError, match="bfloat16"):
+        case.run()
 
 
 @needs_compiler
@@ -144,11 +191,20 @@ def test_scores_beyond_the_exponentials_range_are_taken_from_the_largest(size: f
 
 
 @needs_compiler
+def test_scores_far_below_zero_are_taken_from_the_largest_too() -> None:
+    case = Case(num_new=2)
+    case.queries = case.queries.abs() + 0.5
+    case.keys, case.new_keys, case.prompt_keys = (
+        -12 * (keys.abs() + 0.5) for keys in (case.keys, case.new_keys, case.prompt_keys)
+    )
+    check(case, rtol=1e-3)
+
+
+@needs_compiler
 def test_states_may_lie_in_any_order() -> None:
     case = Case(num_new=3)
-    case.queries, case.new_keys, case.new_values = (
-        new.transpose(2, 3).contiguous().transpose(2, 3) for new in (case.queries, case.new_keys, case.new_values)
-    )
+    case.queries = case.queries.transpose(2, 3).contiguous().transpose(2, 3)
+    case.new_values = case.new_values.transpose(0, 2).contiguous().transpose(0, 2)
     check(case)
 
 

@@ -20,7 +20,7 @@ from grpo_engine.rollout.rows import Rows, SharedRows
 from grpo_engine.rollout.tile_cache import TileCache
 from tests.unit.tiny_models import tiny_model
 
-SHARED = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "untied", "gemma2")
+SHARED = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "untied", "gemma2", "deepseek")
 PADDED = (*SHARED, "bloom")
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [4], [9, 3]]
 KINDS = [(family, SharedRows) for family in SHARED] + [(family, PaddedRows) for family in PADDED]
@@ -110,9 +110,21 @@ def test_float32_is_attended_to_in_c() -> None:
     assert {type(layer) for layer in block.layers.values()} == {TileCache}
 
 
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+def test_the_tokens_of_rows_that_left_are_forgotten() -> None:
+    rows = Checked("llama", SharedRows)
+    rows.admit([[5, 6]], [3])
+    rows.step(40, [40, 2, 17])
+    rows.select([1, 2])
+    (block,) = rows.rows._blocks  # type: ignore[attr-defined]
+    assert {layer.own.num_tokens for layer in block.layers.values()} == {32}
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_rows_of_several_tiles_come_and_go(family: str) -> None:
+def test_rows_of_several_tiles_come_and_go(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Checked(family, SharedRows, context=256)
+    # Heads are narrower than what is stored of them, and new memory may hold anything.
+    monkeypatch.setattr(torch, "empty", lambda shape, **kind: torch.full(shape, float("nan"), **kind))
     rows.admit([list(range(20)), list(range(50)) * 2], [2, 2])
     rows.step(60, [60, 2, 17, 16])
     rows.step(16, [9, 16, 1, 16])

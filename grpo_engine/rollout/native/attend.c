@@ -1,9 +1,9 @@
 /* Attention of the rows of a decoding batch, on one processor core.
  *
- * Reading each row's own keys and values is what a step of a small model spends most of its time on, and memory is read
- * twice as fast in one run as in pieces of 16 KB with gaps between them. So keys and values lie in tiles of 16 tokens:
- * a tile holds those of all rows, one row after another, and is read from its first number to its last. In a tile the
- * keys are transposed, so that 16 scores come out of a register without adding up its lanes.
+ * Reading each row's own keys and values is what a step of a small model spends most of its time on, and a processor
+ * reads ahead only as far as the next gap. So keys and values lie in tiles of 16 tokens: a tile holds those of all rows,
+ * one row after another. Four tiles are gone through side by side, each without gaps. In a tile the keys are transposed,
+ * so that 16 scores come out of a register without adding up its lanes.
  *
  * A prompt is a tile's row that several rows of the batch share. Softmax is taken over 64 tokens at a time, with the
  * largest score so far (Milakov & Gimelshein 2018, algorithm 3).
@@ -22,7 +22,7 @@
 
 #if defined(__AVX512F__)
 #define WIDE 16     /* numbers in a register */
-#define REGISTERS 4 /* of results that are summed for each of the queries at a time */
+#define REGISTERS 4 /* of scores, or of values, that are computed for each of the queries at a time */
 #elif defined(__AVX__)
 #define WIDE 8
 #define REGISTERS 2
@@ -31,8 +31,8 @@
 #define REGISTERS 2
 #endif
 
-/* Sums that fit for each of so many results: one would wait for itself. */
-#define SUMS(results) (REGISTERS * QUERIES / (results))
+/* With few results at a time each is summed in so many parts, since an addition to a sum waits for the one before. */
+#define PARTS(results) (REGISTERS * QUERIES / (results))
 
 typedef float vec __attribute__((vector_size(4 * WIDE)));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDE)));
@@ -91,7 +91,7 @@ INLINE float largest(vec v)
 INLINE void score(const int queries, const int registers, float *const *state, const float *const *tile, int64_t W,
                   int at, vec scores[QUERIES][TOKENS / WIDE])
 {
-    const int parts = SUMS(queries * registers) < 4 ? SUMS(queries * registers) : 4;
+    const int parts = PARTS(queries * registers) < 4 ? PARTS(queries * registers) : 4; /* 4, 2 or 1 divide W */
     vec sums[4][QUERIES][REGISTERS];
     const float *keys[REGISTERS];
     for (int r = 0; r < registers; r++) {
@@ -116,7 +116,7 @@ INLINE void score(const int queries, const int registers, float *const *state, c
 INLINE void mix(const int queries, const int registers, float *const *state, const float *const *tile, int64_t W,
                 int64_t at, const float weights[QUERIES][TOKENS], int64_t count)
 {
-    const int parts = SUMS(queries * registers) < 2 ? 1 : 2;
+    const int parts = PARTS(queries * registers) < 2 ? 1 : 2;
     vec sums[2][QUERIES][REGISTERS];
     for (int i = 0; i < queries; i++)
         for (int r = 0; r < registers; r++)
@@ -293,7 +293,7 @@ static void attend_part(const Part *p)
         for (int64_t b = p->begin; b < p->end; b++)
             for (int64_t h = 0; h < w->H; h++) {
                 if (t < w->held[b]) take_chunk(p, b, b + 1, h, w->own_tiles, b, t, w->held[b], 0);
-                if (t == w->held[b] / TOKENS * TOKENS) write_new(p, b, h); /* all that it held has been read */
+                if (t == w->held[b] / TOKENS * TOKENS) write_new(p, b, h); /* the tile is at hand */
             }
     for (int64_t b = p->begin; b < p->end; b++)
         for (int64_t h = 0; h < w->H; h++)

@@ -53,16 +53,18 @@ def attend(
     `prompts`: tiles of S prompts, [S] their tokens and [S + 1] the first row that continues each, then B; `own_tiles`:
     those of the rows, which hold `held_B` tokens and have room for Q more, where the new keys and values are written
     (tile_cache.Tiles). G neighbouring heads of the queries meet one of the keys. With a window a query sees so many
-    tokens at most, its own included. Everything float32 and int64.
+    tokens at most, its own included. Everything float32 and int64, on the CPU.
 
-    Raises MemoryError."""
+    Raises MemoryError, and TypeError for other types."""
     # The loops trust what they are given: a stride too many would read other rows' memory.
+    if any(new.dtype != torch.float32 for new in (query_BhQD, key_BHQD, value_BHQD)):
+        raise TypeError(f"attention in C is float32, not {query_BhQD.dtype}, {key_BHQD.dtype}, {value_BHQD.dtype}")
     query_BhQD, key_BHQD, value_BHQD = (
         new if new.stride(-1) == 1 else new.contiguous() for new in (query_BhQD, key_BHQD, value_BHQD)
     )
     rows, query_heads, num_new, width = query_BhQD.shape
     heads, (prompt_tiles, prompt_S, first_S1) = key_BHQD.shape[1], prompts
-    out_BQhD = torch.empty(rows, num_new, query_heads, width)
+    out_BQhD = torch.empty((rows, num_new, query_heads, width), dtype=torch.float32, device="cpu")
     strides = ctypes.c_int64 * 3
     work = _Work(
         query_BhQD.data_ptr(), key_BHQD.data_ptr(), value_BHQD.data_ptr(),
@@ -79,7 +81,8 @@ def attend(
         results = [native.attend(ctypes.byref(work), 0, rows)]
     else:
         bounds = [rows * part // threads for part in range(threads + 1)]
-        results = list(_pool(threads).map(lambda part: native.attend(ctypes.byref(work), *part), pairwise(bounds)))
+        pool = _pool(torch.get_num_threads())
+        results = list(pool.map(lambda part: native.attend(ctypes.byref(work), *part), pairwise(bounds)))
     if any(results):
         raise MemoryError(f"no memory for the attention of {rows:,} rows, {query_heads} heads of width {width}")
     return out_BQhD
