@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from benchmarks.rollout_setup import Setup
 
 CLAIMS = (
-    "decode_small", "decode_short", "decode_shared_prompt", "decode_vs_vllm", "decode_skewed", "whole_step",
-    "whole_step_bf16", "mtp_long", "mtp_large_batch", "vllm_overhead", "vllm_two_servers", "weight_update",
+    "decode_small", "decode_short", "decode_shared_prompt", "decode_in_c", "decode_vs_vllm", "decode_skewed",
+    "whole_step", "whole_step_bf16", "mtp_long", "mtp_large_batch", "vllm_overhead", "vllm_two_servers",
+    "weight_update",
 )  # fmt: skip
 NEED_TRL = {"whole_step", "whole_step_bf16"}
 NEED_VLLM = {"decode_vs_vllm", "vllm_overhead", "vllm_two_servers", "weight_update"}

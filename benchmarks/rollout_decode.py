@@ -1,10 +1,11 @@
-"""Claims decode_small, decode_short, decode_shared_prompt and decode_skewed: our decoder against
-`transformers.generate`, and against itself without compaction. One thread and float32 on both sides."""
+"""Claims decode_small, decode_short and decode_shared_prompt: our decoder against `transformers.generate`; decode_in_c
+and decode_skewed: against itself without C and without compaction. One thread and float32 on both sides."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.results import Row
 from benchmarks.rollout_models import countdown, endless, parameters
 from benchmarks.rollout_setup import Setup, generate, ours, rate_row, rates, worse
 from benchmarks.standing import Job, Standing, take_turns
+from grpo_engine.rollout.native.compiled import SWITCH
 
 GEMM_GFLOPS = 73
 """float32 matrix products of one thread of the machine in research/deepspeed-trl.md."""
@@ -40,6 +42,24 @@ def decode_shared_prompt(setup: Setup) -> list[Row]:
         "max_new_tokens": setup.size(64, 3), "vocabulary": [100, 49_000],
     }  # fmt: skip
     return [_against_generate("decode_shared_prompt", setup, smollm2(), job, goal=2.0)]
+
+
+def decode_in_c(setup: Setup) -> list[Row]:
+    """The work of decode_small, attention in C against attention by matrix products."""
+    job = {
+        "model": str(endless("0.86m")), "device": setup.device, "ends": False,
+        "prompt_tokens": setup.size(128, 16), "max_new_tokens": setup.size(256, 8),
+    }  # fmt: skip
+    in_c = ours(job)
+    by_products = replace(in_c, name="products", command=["env", f"{SWITCH}=0", *in_c.command])
+    mine, theirs = take_turns([in_c, by_products], setup.repetitions, warm_up={"max_new_tokens": 4})
+    return [
+        rate_row(
+            "decode_in_c", rates(mine), rates(theirs),
+            "what attention takes with products; reading each row's own keys and values at the speed of memory stays",
+            notes="0.86 M parameters, float32, one thread.",
+        )
+    ]  # fmt: skip
 
 
 def _both_sizes(claim: str, setup: Setup, job: Job, goal: float) -> Row:

@@ -73,7 +73,7 @@ def block_of_prompts(
     """Rows that begin: `counts_S` of each prompt.
 
     `states`: keys and values of each layer, [heads, tokens, width]; `starts_S` and `lengths_S`: where the prompts are
-    among the tokens; `room`: own tokens that fit at first."""
+    among the tokens; `room`: own tokens that products reserve at first."""
     device = next(iter(states.values()))[0].device
     row_slot = np.repeat(np.arange(len(lengths_S)), counts_S)
     rows = Arrangement(lengths_S, row_slot, np.zeros(len(row_slot), dtype=np.int64), device)

@@ -21,7 +21,7 @@ PROBE_TOLERANCE = 1e-4
 
 
 def open_rows(forward: Forward, *, shared: bool, room_tokens: int) -> Rows:
-    """An empty batch; `shared` as `shared_rows_are_exact` said, `room_tokens`: tokens a row reserved at first."""
+    """An empty batch; `shared` as `shared_rows_are_exact` said, `room_tokens` as SharedRows has it."""
     forward.uses_lean = forward.lean is not None and not forward.lean.are_watched
     return SharedRows(forward, room_tokens=room_tokens) if shared else PaddedRows(forward)
 

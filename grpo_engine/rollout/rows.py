@@ -72,7 +72,7 @@ class SharedRows:
 
     def __init__(self, forward: Forward, *, room_tokens: int = 64) -> None:
         """The model is one that passed `open_rows.shared_rows_are_exact`, which also sets our attention on it.
-        `room_tokens`: tokens a row that are reserved at first."""
+        `room_tokens`: tokens a row that matrix products reserve at first."""
         self._forward = forward
         self._room_tokens = room_tokens
         self._blocks: list[Block] = []

@@ -31,10 +31,11 @@ from grpo_engine.config import RunConfig
 
 
 # ---------------------------------------------------------------- claims
-def test_the_claim_ids_are_those_of_the_issue() -> None:
+def test_the_claim_ids_are_those_of_the_issue_and_what_c_brings() -> None:
     assert rollout.arguments([]).claims == [
-        "decode_small", "decode_short", "decode_shared_prompt", "decode_vs_vllm", "decode_skewed", "whole_step",
-        "whole_step_bf16", "mtp_long", "mtp_large_batch", "vllm_overhead", "vllm_two_servers", "weight_update",
+        "decode_small", "decode_short", "decode_shared_prompt", "decode_in_c", "decode_vs_vllm", "decode_skewed",
+        "whole_step", "whole_step_bf16", "mtp_long", "mtp_large_batch", "vllm_overhead", "vllm_two_servers",
+        "weight_update",
     ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The library of `attend.c`, compiled for this machine's processor when it is first asked for.
 
 A C compiler is used if there is one; without it, or where it fails, there is no library and decoding goes on with
-matrix products, 20 to 40 % slower for small models. Compiled once a machine: kept in the user's cache folder under a
-name that tells source, flags, compiler and processor.
+matrix products, which are slower for small models (make bench-rollout, decode_in_c). Compiled once a machine: kept in
+the user's cache folder under a name that tells source, flags, compiler and processor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL | None:
     found = [path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))]
     compiler = shlex.split(os.environ.get("CC", "")) or found[:1]
     if not compiler:
-        log.info("no C compiler was found: small models decode with matrix products, 20 to 40 % slower; gcc would do")
+        log.info("no C compiler was found: small models decode slower, with matrix products; gcc would do")
         return None
     try:
         return _loaded(compiler)
