@@ -9,7 +9,7 @@ same modules, so that an update needs nothing. Prompts and everything else still
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from transformers import LlamaModel, MistralModel, PreTrainedModel, Qwen2Model, 
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
 from grpo_engine.model.attention import AttentionCache
+from grpo_engine.rollout.native.layer import InC
 
 FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
 """Pre-norm layers: h += attention(norm(h)); h += down(silu(gate(norm(h))) * up(norm(h)))."""
@@ -41,6 +42,7 @@ class LeanLayers:
 
     def __init__(self, base: Any, layers: list[_Layer]) -> None:
         self._base, self._layers = base, layers
+        self._is_float32 = all(weight.dtype == torch.float32 for weight in base.parameters())
 
     @property
     def are_watched(self) -> bool:
@@ -50,12 +52,15 @@ class LeanLayers:
     def __call__(self, ids_BQ: Tensor, position_BQ: Tensor, cache: AttentionCache) -> Tensor:
         """[B, Q, hidden]; each layer's attention is the cache's."""
         hidden_BQH: Tensor = self._base.embed_tokens(ids_BQ)
-        cos_BQ1D, sin_BQ1D = (part[:, :, None] for part in self._base.rotary_emb(hidden_BQH, position_BQ))
-        rotation = (cos_BQ1D, *sin_BQ1D.chunk(2, dim=-1))
+        cos_BQD, sin_BQD = self._base.rotary_emb(hidden_BQH, position_BQ)
+        steps: SmallSteps = (InC.for_states(hidden_BQH) if self._is_float32 else None) or ByTorch()
+        branch_BQH: Tensor | None = None
         for layer in self._layers:
-            hidden_BQH = hidden_BQH + layer.attend(_normed(hidden_BQH, layer.first_norm), rotation, cache)
-            hidden_BQH = hidden_BQH + layer.feed(_normed(hidden_BQH, layer.second_norm))
-        return _normed(hidden_BQH, self._base.norm)
+            hidden_BQH, normed_BQH = _joined(steps, hidden_BQH, branch_BQH, layer.first_norm)
+            branch_BQH = layer.attend(normed_BQH, (cos_BQD, sin_BQD), cache, steps)
+            hidden_BQH, normed_BQH = _joined(steps, hidden_BQH, branch_BQH, layer.second_norm)
+            branch_BQH = layer.feed(normed_BQH, steps)
+        return _joined(steps, hidden_BQH, branch_BQH, self._base.norm)[1]
 
 
 class _Layer:
@@ -74,43 +79,78 @@ class _Layer:
         holder = attention.config if isinstance(attention, MistralAttention) else attention
         self._window: int | None = getattr(holder, "sliding_window", None)
 
-    def attend(self, normed_BQH: Tensor, rotation: tuple[Tensor, Tensor, Tensor], cache: AttentionCache) -> Tensor:
+    def attend(
+        self, normed_BQH: Tensor, rotation: tuple[Tensor, Tensor], cache: AttentionCache, steps: SmallSteps
+    ) -> Tensor:
         """The attention branch, [B, Q, hidden]."""
         query, key, value = (
             torch.unflatten(_linear(normed_BQH, module), 2, (-1, self.attention.head_dim))
             for module in (self.query, self.key, self.value)
         )
         query, key = (
-            heads if norm is None else _normed(heads, norm)
+            heads if norm is None else _joined(steps, heads, None, norm)[1]
             for heads, norm in zip((query, key), self._head_norms, strict=True)
         )
-        num_heads = query.shape[2]
-        rotated = _rotated(torch.cat([query, key], dim=2), *rotation)
-        query, key = rotated[:, :, :num_heads].transpose(1, 2), rotated[:, :, num_heads:].transpose(1, 2)
-        output = cache.attend(self.attention, query, key, value.transpose(1, 2), self.attention.scaling, self._window)
+        query, key = steps.rotated(query, key, *rotation)
+        states = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        output = cache.attend(self.attention, *states, self.attention.scaling, self._window)
         return _linear(output.flatten(2), self.out)
 
-    def feed(self, normed_BQH: Tensor) -> Tensor:
+    def feed(self, normed_BQH: Tensor, steps: SmallSteps) -> Tensor:
         """The feed-forward branch, [B, Q, hidden]."""
-        gate = functional.silu(_linear(normed_BQH, self.gate), inplace=True)
-        return _linear(gate.mul_(_linear(normed_BQH, self.up)), self.down)
+        gated = steps.gated(_linear(normed_BQH, self.gate), _linear(normed_BQH, self.up))
+        return _linear(gated, self.down)
+
+
+# ---------------------------------------------------------------- between products and attention
+class SmallSteps(Protocol):
+    """Tensors that are given may be written over."""
+
+    def added_and_normed(
+        self, hidden: Tensor, branch: Tensor | None, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """(their sum, its root mean square normalisation over the last dimension, in float32; Zhang & Sennrich 2019,
+        eq. 4)."""
+        ...
+
+    def rotated(self, query_BQhD: Tensor, key_BQHD: Tensor, cos_BQD: Tensor, sin_BQD: Tensor) -> tuple[Tensor, Tensor]:
+        """Heads turned by their positions: x cos + (-x2, x1) sin, x1 and x2 the halves of x (Su et al. 2021, eq. 34,
+        with pairs half a head apart)."""
+        ...
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) times up."""
+        ...
+
+
+class ByTorch:
+    """Implements SmallSteps in any type and on any device."""
+
+    def added_and_normed(
+        self, hidden: Tensor, branch: Tensor | None, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        total = hidden if branch is None else hidden + branch
+        return total, functional.rms_norm(total.float(), weight.shape, weight, epsilon)
+
+    def rotated(self, query_BQhD: Tensor, key_BQHD: Tensor, cos_BQD: Tensor, sin_BQD: Tensor) -> tuple[Tensor, Tensor]:
+        heads, cos, (first_sin, second_sin) = (
+            torch.cat([query_BQhD, key_BQHD], dim=2), cos_BQD[:, :, None], sin_BQD[:, :, None].chunk(2, dim=-1)
+        )  # fmt: skip
+        first, second = heads.chunk(2, dim=-1)
+        rotated = heads * cos
+        into_first, into_second = rotated.chunk(2, dim=-1)
+        into_first.addcmul_(second.to(cos.dtype), first_sin, value=-1)
+        into_second.addcmul_(first.to(cos.dtype), second_sin)
+        query, key = rotated.split([query_BQhD.shape[2], key_BQHD.shape[2]], dim=2)
+        return query, key
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return functional.silu(gate, inplace=True).mul_(up)
+
+
+def _joined(steps: SmallSteps, hidden: Tensor, branch: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    return steps.added_and_normed(hidden, branch, norm.weight, norm.variance_epsilon)
 
 
 def _linear(tensor: Tensor, module: nn.Linear) -> Tensor:
     return functional.linear(tensor, module.weight, module.bias)
-
-
-def _normed(tensor: Tensor, norm: Any) -> Tensor:
-    """Root mean square normalisation over the last dimension, in float32 (Zhang & Sennrich 2019, eq. 4)."""
-    return functional.rms_norm(tensor.float(), norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-def _rotated(heads: Tensor, cos: Tensor, first_sin: Tensor, second_sin: Tensor) -> Tensor:
-    """Heads [B, Q, heads, D] turned by their positions: x cos + (-x2, x1) sin, x1 and x2 the halves of x (Su et al.
-    2021, eq. 34, with pairs half a head apart)."""
-    first, second = heads.chunk(2, dim=-1)
-    rotated = heads * cos
-    into_first, into_second = rotated.chunk(2, dim=-1)
-    into_first.addcmul_(second.to(cos.dtype), first_sin, value=-1)
-    into_second.addcmul_(first.to(cos.dtype), second_sin)
-    return rotated

@@ -10,9 +10,10 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LlamaModel, PreTrainedModel
 
-from grpo_engine.rollout import lean
 from grpo_engine.rollout.forward import Forward
-from grpo_engine.rollout.lean import lean_layers
+from grpo_engine.rollout.lean import ByTorch, lean_layers
+from grpo_engine.rollout.native import layer
+from grpo_engine.rollout.native.layer import InC
 from grpo_engine.rollout.open_rows import open_rows, shared_rows_are_exact
 from grpo_engine.rollout.rows import SharedRows
 from tests.unit.tiny_models import tiny_model
@@ -58,11 +59,20 @@ def differences(forward: Forward) -> tuple[float, float]:
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "untied", "wide", "mistral", "qwen2", "qwen3"])
+FAMILIES = ("llama", "untied", "wide", "mistral", "qwen2", "qwen3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_through_them_is_the_step_through_the_modules(family: str) -> None:
     forward = opened(varied(family))
     assert forward.lean is not None
     assert max(differences(forward)) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_so_it_is_without_a_c_compiler(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "library", lambda: None)
+    test_a_step_through_them_is_the_step_through_the_modules(family)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
@@ -106,7 +116,8 @@ def test_what_only_descends_from_a_known_class_and_another_activation_are_left_t
 
 
 def test_layers_that_come_out_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "_rotated", lambda heads, *_: heads)
+    for kind in (InC, ByTorch):
+        monkeypatch.setattr(kind, "rotated", lambda self, query, key, *_: (query, key))
     assert opened(tiny_model("llama")).lean is None
 
 

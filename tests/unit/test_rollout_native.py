@@ -17,6 +17,7 @@ from grpo_engine.rollout.native import attend as native_attend
 from grpo_engine.rollout.native import compiled
 from grpo_engine.rollout.native.attend import is_compiled
 from grpo_engine.rollout.native.compiled import library
+from grpo_engine.rollout.native.layer import InC
 from grpo_engine.rollout.tile_cache import TileCache, Tiles
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler")
@@ -245,6 +246,8 @@ def test_processors_with_narrower_registers_compute_the_same(
     monkeypatch.setattr(native_attend, "library", lambda: narrower)
     for width, window in ((20, None), (96, 40)):
         check(Case(width, 2, 3, window))
+    gate, up = torch.linspace(-30, 30, 37), torch.linspace(1, 2, 37)
+    torch.testing.assert_close(InC(narrower).gated(gate.clone(), up), torch.nn.functional.silu(gate) * up)
 
 
 @needs_compiler

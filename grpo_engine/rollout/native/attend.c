@@ -12,31 +12,22 @@
  * up to 16. Of the new tokens, a query sees its own and those before it.
  */
 
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "vectors.h"
 
 #define LANES 16  /* tokens of a tile */
 #define TOKENS 64 /* that are taken together */
 #define QUERIES 4 /* that are taken together */
 
 #if defined(__AVX512F__)
-#define WIDE 16     /* numbers in a register */
 #define REGISTERS 4 /* of scores, or of values, that are computed for each of the queries at a time */
-#elif defined(__AVX__)
-#define WIDE 8
-#define REGISTERS 2
 #else
-#define WIDE 4
 #define REGISTERS 2
 #endif
 
 /* With few results at a time each is summed in so many parts, since an addition to a sum waits for the one before. */
 #define PARTS(results) (REGISTERS * QUERIES / (results))
-
-typedef float vec __attribute__((vector_size(4 * WIDE)));
-typedef int32_t ivec __attribute__((vector_size(4 * WIDE)));
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
     const float *queries, *keys, *values;                          /* of the new tokens, by [row, head, token] */
@@ -52,31 +43,6 @@ typedef struct {
 /* What is known of a query so far: [W] scaled query, [W] sum of weights times values, [16] sums of weights, to be
  * added up, [16] largest score (the first number). */
 #define STATE(W) (2 * (W) + 2 * LANES)
-
-INLINE vec load(const float *from)
-{
-    vec v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
-INLINE void store(float *to, vec v) { memcpy(to, &v, sizeof v); }
-
-INLINE vec splat(float x) { return x - (vec){0}; }
-
-INLINE vec pick(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
-
-/* 2^(x / ln 2) for x <= 0, not below 2^-126: a polynomial for halves of the exponent, relative error 2e-7. NaN stays. */
-INLINE vec exponential(vec x)
-{
-    vec y = x * 1.44269504f;
-    y = pick(y < -126.0f, splat(-126.0f), y);
-    const ivec whole = __builtin_convertvector(y - 0.5f, ivec);
-    const vec f = y - __builtin_convertvector(whole, vec);
-    const vec p = 1.0f + f * (0.693147181f + f * (0.240226507f + f * (0.0555041087f + f * (0.00961812911f
-                  + f * (0.00133335581f + f * 0.000154035304f)))));
-    return (vec)((ivec)p + (whole << 23));
-}
 
 INLINE float largest(vec v)
 {

@@ -1,4 +1,4 @@
-"""The library of `attend.c`, compiled for this machine's processor when it is first asked for.
+"""The library of the C files beside, compiled for this machine's processor when it is first asked for.
 
 A C compiler is used if there is one; without it, or where it fails, there is no library and decoding goes on with
 matrix products, which are slower for small models (make bench-rollout, decode_in_c). Compiled once a machine: kept in
@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 
 log = logging.getLogger("cohort")
-SOURCE = Path(__file__).with_name("attend.c")
+FOLDER = Path(__file__).parent
+SOURCES = [FOLDER / "attend.c", FOLDER / "layer.c"]
 FLAGS = (
     "-O3", "-march=native", "-shared", "-fPIC",
     # Sums may be split into lanes; NaN and infinity stay what they are.
@@ -45,21 +46,22 @@ def library() -> ctypes.CDLL | None:
         return _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         told = str(getattr(error, "stderr", None) or error).strip()[-500:]
-        log.warning("%s was not compiled, small models decode with matrix products: %s", SOURCE.name, told)
+        log.warning("the loops in C were not compiled, small models decode with matrix products: %s", told)
         return None
 
 
 def _loaded(compiler: list[str]) -> ctypes.CDLL:
     told = [*compiler, "--version"]
     version = subprocess.run(told, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS).stdout
-    parts = (SOURCE.read_text(), *FLAGS, *compiler, version, _processor())
-    name = f"attend-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    texts = [file.read_text() for file in (*SOURCES, *sorted(FOLDER.glob("*.h")))]
+    parts = (*texts, *FLAGS, *compiler, version, _processor())
+    name = f"rollout-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     folder = _cache_folder()
     if folder is not None and (folder / name).exists():
         return _typed(folder / name)
     with tempfile.TemporaryDirectory(prefix="cohort-", dir=folder) as new:
         made = Path(new) / name
-        command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+        command = [*compiler, *FLAGS, "-o", str(made), *map(str, SOURCES), "-lm"]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
         if folder is not None:
             made = made.replace(folder / name)  # another process may have done the same
@@ -68,7 +70,13 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
 
 def _typed(file: Path) -> ctypes.CDLL:
     loops = ctypes.CDLL(str(file))
-    loops.attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    loops.attend.argtypes = [pointer, count, count]
+    loops.add_and_norm.argtypes = [*[pointer] * 4, count, count, ctypes.c_float]
+    loops.rotate.argtypes = [*[pointer] * 3, *[count] * 3]
+    loops.gate.argtypes = [pointer, pointer, count]
+    for nothing in (loops.add_and_norm, loops.rotate, loops.gate):
+        nothing.restype = None
     return loops
 
 
