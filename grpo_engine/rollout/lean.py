@@ -141,7 +141,7 @@ class ByTorch:
         into_first, into_second = rotated.chunk(2, dim=-1)
         into_first.addcmul_(second.to(cos.dtype), first_sin, value=-1)
         into_second.addcmul_(first.to(cos.dtype), second_sin)
-        query, key = rotated.split([query_BQhD.shape[2], key_BQHD.shape[2]], dim=2)
+        query, key = torch.split(rotated, [query_BQhD.shape[2], key_BQHD.shape[2]], dim=2)
         return query, key
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
