@@ -127,15 +127,30 @@ def test_tokens_that_nobody_waits_for_are_told_together(sampler: VLLMServerSampl
     assert 1 <= messages(sampler) - before <= 2 + len(found.token_ids) / HOLD_TOKENS
 
 
+def test_another_client_reads_the_texts_of_tokens(sampler: VLLMServerSampler) -> None:
+    """They are decoded for whoever asks; we ask for ids."""
+    body = {"prompt": TOKENIZER.encode("7+5="), "max_tokens": 4, "logprobs": 1, "temperature": 0, "ignore_eos": True}
+    with first_server(sampler) as client:
+        served = client.get("/v1/models").json()["data"][0]["id"]
+        [choice] = client.post("/v1/completions", json=body | {"model": served}).json()["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert len(choice["logprobs"]["tokens"]) == 4
+
+
 def messages(sampler: VLLMServerSampler) -> float:
     """From the first server's engine to its API server, of completions, since the start."""
-    assert sampler._group is not None
-    socket_path = sampler._group.processes[0].address.removeprefix("unix:")
-    with httpx.Client(transport=httpx.HTTPTransport(uds=socket_path), trust_env=False) as client:
-        text = client.get("http://server/metrics").text
+    with first_server(sampler) as client:
+        text = client.get("/metrics").text
     return sum(
         float(value) for value in re.findall(r"^vllm:iteration_tokens_total_count\S* (\S+)$", text, re.MULTILINE)
     )
+
+
+def first_server(sampler: VLLMServerSampler) -> httpx.Client:
+    assert sampler._group is not None
+    socket_path = sampler._group.processes[0].address.removeprefix("unix:")
+    transport = httpx.HTTPTransport(uds=socket_path)
+    return httpx.Client(transport=transport, base_url="http://server", trust_env=False)
 
 
 # ---------------------------------------------------------------- weights

@@ -11,10 +11,11 @@ time, so that a completion that is aborted from outside lacks no more than those
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from functools import wraps
+from functools import cache, wraps
 from itertools import groupby
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -101,24 +102,31 @@ def _width(output: Any) -> int | None:
 
 
 def _tells_tokens_alone(output: Any) -> bool:
-    return _is_blank(output, type(output)("", []), TOKENS)
+    values_of, blank = _blank(output.__class__, ("", ()), TOKENS)
+    return all(map(is_, values_of(output), blank))
 
 
 def _is_silent(message: Any) -> bool:
     """It tells of no request, and counts nothing."""
-    stats = message.scheduler_stats
-    if not _is_blank(message, type(message)(), ("outputs", *ENVELOPE)):
+    values_of, blank = _blank(message.__class__, (), ("outputs", *ENVELOPE))
+    if not all(map(is_, values_of(message), blank)):
         return False
-    blank = None if stats is None else type(stats)()
+    stats = message.scheduler_stats
+    untouched = None if stats is None else type(stats)()
     return stats is None or all(
-        getattr(stats, each.name) == getattr(blank, each.name) for each in fields(stats) if each.name not in GAUGES
+        getattr(stats, each.name) == getattr(untouched, each.name) for each in fields(stats) if each.name not in GAUGES
     )
 
 
-def _is_blank(told: Any, blank: Any, apart_from: Sequence[str]) -> bool:
-    """All other fields as in `blank`, where they are None or a small number."""
-    names = (name for name in told.__struct_fields__ if name not in apart_from)
-    return all(getattr(told, name) is getattr(blank, name) for name in names)
+@cache
+def _blank(
+    kind: type[Any], required: tuple[Any, ...], apart_from: tuple[str, ...]
+) -> tuple[Callable[[Any], Iterable[Any]], list[Any]]:
+    """How to read the fields of such a struct apart from some, and what they are in one that tells nothing: None or
+    small numbers, which are always the same object. Asked for at every step of every completion."""
+    names = [name for name in kind.__struct_fields__ if name not in apart_from]
+    values_of: Callable[[Any], Iterable[Any]] = attrgetter(*names, names[0])  # two names at least give a tuple
+    return values_of, list(values_of(kind(*required)))
 
 
 # ---------------------------------------------------------------- in vLLM's engine
