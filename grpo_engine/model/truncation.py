@@ -8,6 +8,8 @@ or on the batch (top-k may then keep more than k).
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -25,15 +27,26 @@ def kept_mask(logits_BV: Tensor, top_k: int, top_p: float, min_p: float) -> Tens
 
     top_k 0, top_p 1 and min_p 0 switch the filters off.
     """
-    kept_BV = torch.ones_like(logits_BV, dtype=torch.bool)
+    kept_BV: Tensor | None = None
     if 0 < top_k < logits_BV.shape[-1]:
-        kept_BV &= logits_BV >= _kth_largest(logits_BV, top_k)
+        kept_BV = logits_BV >= _kth_largest(logits_BV, top_k)
     if top_p < 1:
-        kept_BV &= _top_p(logits_BV.masked_fill(~kept_BV, IMPOSSIBLE), top_p)
+        left_BV = logits_BV if kept_BV is None else logits_BV.masked_fill(~kept_BV, IMPOSSIBLE)
+        kept_BV = _both(kept_BV, _top_p(left_BV, top_p))
     if min_p > 0:
         # Ratios of probabilities do not change by renormalising, so the raw logits decide.
-        kept_BV &= logits_BV >= logits_BV.amax(-1, keepdim=True) + torch.tensor(min_p).log().item()
-    return kept_BV
+        kept_BV = _both(kept_BV, logits_BV >= logits_BV.amax(-1, keepdim=True) + _log(min_p))
+    return torch.ones_like(logits_BV, dtype=torch.bool) if kept_BV is None else kept_BV
+
+
+def _both(kept_BV: Tensor | None, more_BV: Tensor) -> Tensor:
+    return more_BV if kept_BV is None else kept_BV & more_BV
+
+
+@cache
+def _log(min_p: float) -> float:
+    """In float32."""
+    return torch.tensor(min_p).log().item()
 
 
 def cumulative(probabilities_BV: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from grpo_engine.config import SamplingConfig
-from grpo_engine.model.truncation import BLOCK_IDS, by_blocks, cumulative, kept_mask
+from grpo_engine.model.truncation import BLOCK_IDS, IMPOSSIBLE, by_blocks, cumulative, kept_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,21 @@ def choose(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | Non
     return Choice(tokens_B, logprobs_B, full_logprobs_B, kept_BV)
 
 
+def draw(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens as `choose` samples them at a temperature above 0, and the float32 log-probabilities [B, V] of the
+    distribution they were sampled from, minus infinity where truncation forbids."""
+    scaled_BV = logits_BV.float()
+    if sampling.temperature != 1:
+        scaled_BV = scaled_BV / sampling.temperature
+    if sampling.truncated:
+        kept_BV = kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
+        scaled_BV = torch.where(kept_BV, scaled_BV, IMPOSSIBLE)
+    shifted_BV = scaled_BV - scaled_BV.amax(-1, keepdim=True)
+    weights_BV = shifted_BV.exp()
+    sums = _block_sums(weights_BV)
+    return _search(weights_BV, sums, uniforms_B), shifted_BV - sums[:, -1:].log().float()
+
+
 def inverse_distribution(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """First token id whose cumulative probability exceeds the number in [0, 1); never one of probability 0. The
     log-probabilities need not be normalised."""
@@ -76,7 +92,7 @@ def _search(weights_BV: Tensor, sums_BN: Tensor, uniforms_B: Tensor) -> Tensor:
     vocabulary = weights_BV.shape[1]
     if sums_BN.shape[1] == vocabulary:
         return block_B
-    before_B = torch.where(block_B > 0, sums_BN.gather(1, (block_B - 1).clamp(min=0)[:, None])[:, 0], 0.0)
+    before_B = functional.pad(sums_BN, (1, 0)).gather(1, block_B[:, None])[:, 0]
     ids_BI = block_B[:, None] * BLOCK_IDS + torch.arange(BLOCK_IDS, device=weights_BV.device)
     inside_BI = weights_BV.gather(1, ids_BI.clamp(max=vocabulary - 1)).double() * (ids_BI < vocabulary)
     inside_BI = cumulative(inside_BI)

@@ -25,8 +25,7 @@ from transformers import PreTrainedModel
 from grpo_engine.config import SamplingConfig
 from grpo_engine.errors import InvalidConfig, Problem
 from grpo_engine.model.mtp import MTPBlock, MTPHeads, head_logits
-from grpo_engine.model.truncation import IMPOSSIBLE, kept_mask
-from grpo_engine.rollout.choice import inverse_distribution
+from grpo_engine.rollout.choice import draw
 from grpo_engine.rollout.drafting import Drafts
 
 CATCH_UP = 16
@@ -166,12 +165,7 @@ class MTPDrafter:
         logits_BV = head_logits(self._model, features_BH)
         if uniforms_B is None:
             return logits_BV.argmax(-1), None
-        scaled_BV = logits_BV.float() / sampling.temperature
-        if sampling.truncated:
-            kept_BV = kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
-            scaled_BV = scaled_BV.masked_fill(~kept_BV, IMPOSSIBLE)
-        logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
-        return inverse_distribution(logprobs_BV, uniforms_B), logprobs_BV
+        return draw(logits_BV, sampling, uniforms_B)
 
     def _window(self, slot_BQ: Tensor, num_seen: int) -> Window:
         newest_B1 = slot_BQ[:, -1:]
