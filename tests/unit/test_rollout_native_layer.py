@@ -49,6 +49,11 @@ def test_heads_are_turned(steps: InC, width: int) -> None:
         torch.testing.assert_close(found.double(), wanted, **CLOSE)
 
 
+def test_a_rotation_of_a_part_of_each_head_is_refused(steps: InC) -> None:
+    with pytest.raises(ValueError, match="width 20 are turned by 10"):
+        steps.rotated(normal(3, 2, 4, 20), normal(3, 2, 1, 20), normal(3, 2, 10), normal(3, 2, 10))
+
+
 @pytest.mark.parametrize("count", [1, 16, 17, 100])
 @pytest.mark.parametrize("size", [1.0, 40.0])
 def test_gates(steps: InC, count: int, size: float) -> None:

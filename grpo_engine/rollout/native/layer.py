@@ -36,7 +36,9 @@ class InC:
         return total, normed
 
     def rotated(self, query_BQhD: Tensor, key_BQHD: Tensor, cos_BQD: Tensor, sin_BQD: Tensor) -> tuple[Tensor, Tensor]:
-        """As lean.SmallSteps, in place."""
+        """As lean.SmallSteps, in place. Raises ValueError where only a part of a head is turned."""
+        if cos_BQD.shape[-1] != query_BQhD.shape[-1]:
+            raise ValueError(f"heads of width {query_BQhD.shape[-1]} are turned by {cos_BQD.shape[-1]} cosines")
         for heads in (query_BQhD, key_BQHD):
             count, width = heads.shape[2:]
             rows = heads.shape[0] * heads.shape[1]
