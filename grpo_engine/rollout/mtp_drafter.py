@@ -27,6 +27,7 @@ from grpo_engine.errors import InvalidConfig, Problem
 from grpo_engine.model.mtp import MTPBlock, MTPHeads, head_logits
 from grpo_engine.rollout.choice import draw
 from grpo_engine.rollout.drafting import Drafts
+from grpo_engine.rollout.lean_block import LeanBlock
 
 CATCH_UP = 16
 """Slots that one draft computes at most, unless steady drafting needs more. Further ones would make a rare draft cost
@@ -204,7 +205,7 @@ class SlotCache:
     places that a slot which was drafted and not kept lies on none that a later one still looks at."""
 
     def __init__(self, block: MTPBlock, num_places: int, device: torch.device) -> None:
-        self.block = block
+        self.block = LeanBlock(block)
         self._num_places = num_places
         self.true_B = torch.zeros(0, dtype=torch.long, device=device)
         """Slots [start, true) of a row are computed from its own tokens."""
