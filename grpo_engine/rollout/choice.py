@@ -67,10 +67,8 @@ def draw(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor) -> tup
     return _search(weights_BV, sums, uniforms_B), shifted_BV - sums[:, -1:].log().float()
 
 
-def inverse_distribution(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """First token id whose cumulative probability exceeds the number in [0, 1); never one of probability 0. The
-    log-probabilities need not be normalised."""
-    weights_BV = (logprobs_BV - logprobs_BV.amax(-1, keepdim=True)).exp()
+def inverse_distribution(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """First token id whose cumulative weight exceeds the number in [0, 1) times their sum; never one of weight 0."""
     return _search(weights_BV, _block_sums(weights_BV), uniforms_B)
 
 

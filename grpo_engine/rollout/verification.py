@@ -124,7 +124,7 @@ def _sampled(
     refused_B = accepted_B < lengths_B
     draft_BV = draft_logprobs_BKV[row_B, accepted_B.clamp(max=drafted_BK.shape[1] - 1)].double().exp()
     residual_BV = _residual(policy_BQV[row_B, accepted_B].double().exp(), draft_BV * refused_B[:, None])
-    next_B = inverse_distribution(residual_BV.log(), sample_BQ[row_B, accepted_B])
+    next_B = inverse_distribution(residual_BV, sample_BQ[row_B, accepted_B])
     tokens_BQ = torch.cat([drafted_BK, next_B[:, None]], dim=1).scatter(1, accepted_B[:, None], next_B[:, None])
     return Verified(tokens_BQ, accepted_B + 1, _at(policy_BQV, tokens_BQ), _at(full_BQV, tokens_BQ), kept_BQV)
 

@@ -168,9 +168,9 @@ def test_a_model_without_key_value_cache_in_every_layer_is_refused() -> None:
 
 
 def test_the_inverse_distribution_meets_only_possible_tokens() -> None:
-    logprobs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]]).log()
+    weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]]) * 3  # they need not add up to 1
     numbers = [0.0, 0.2499999, 0.2500001, 0.9, 1 - 2**-53]
-    found = inverse_distribution(logprobs.expand(5, -1), torch.tensor(numbers, dtype=torch.float64))
+    found = inverse_distribution(weights.expand(5, -1), torch.tensor(numbers, dtype=torch.float64))
     assert found.tolist() == [1, 1, 3, 3, 3]
 
 
