@@ -18,6 +18,7 @@ class _Step:
 
     num_tokens: int
     held: Tensor | None = None
+    """int64 [B]: own tokens held."""
     indices: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """By (parts, capacity) of a store: places of the new tokens."""
     biases: dict[int | None, Tensor | None] = field(default_factory=dict)
@@ -42,10 +43,8 @@ class Arrangement:
         self.device = device
         self._step = _Step(0)
         counts_S = np.bincount(row_slot_B, minlength=len(prompt_lengths_S))
-        self.prompts_S = self._tensor(prompt_lengths_S)
-        """`prompt_lengths_S` on the device."""
-        self.first_row_S1 = self._tensor(np.append(0, counts_S.cumsum()))
-        """First row of each slot, and B."""
+        self.prompts_S, self.first_row_S1 = map(torch.from_numpy, (prompt_lengths_S, np.append(0, counts_S.cumsum())))
+        """For loops in C, on the host: `prompt_lengths_S`; the first row of each slot, then B."""
         self.repeats = int(counts_S.max())
         """R, rows of the fullest slot."""
         self._even = bool((counts_S == self.repeats).all())

@@ -74,6 +74,19 @@ def test_what_is_not_finite_is_not_hidden(steps: InC) -> None:
     assert large.tolist() == [1e4, pytest.approx(0, abs=1e-30), float("inf")]
 
 
+@pytest.mark.parametrize("spoilt", [normal(4, 20).double(), normal(20, 4).t()])
+def test_other_types_and_strides_never_reach_the_loops(steps: InC, spoilt: Tensor) -> None:
+    plain = normal(4, 20)
+    with pytest.raises(TypeError, match="contiguous float32"):
+        steps.gated(plain, spoilt)
+    with pytest.raises(TypeError, match="contiguous float32"):
+        steps.added_and_normed(plain, spoilt, torch.ones(20), 1e-6)
+    with pytest.raises(TypeError, match="contiguous float32"):
+        steps.added_and_normed(plain, None, torch.ones(20).double(), 1e-6)
+    with pytest.raises(TypeError, match="contiguous float32"):
+        steps.rotated(normal(2, 2, 1, 20), normal(2, 2, 1, 20), spoilt.view_as(spoilt), plain)
+
+
 def test_other_types_and_autocast_are_left_to_torch() -> None:
     assert InC.for_states(torch.zeros(1, dtype=torch.bfloat16)) is None
     assert InC.for_states(torch.zeros(1, dtype=torch.float64)) is None

@@ -42,6 +42,13 @@ WIDTHS: dict[str, Any] = {
 }
 
 
+def _deepseek() -> Any:
+    ranks = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    sizes = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**WIDTHS, **ranks, **experts, **sizes))
+
+
 def tiny_model(family: str) -> PreTrainedModel:
     """A seeded model in float32: llama; untied; wide (more ids than the tokenizer); mistral (2 key-value heads, window
     6); qwen2 (one windowed layer); qwen3 (normed heads, one windowed layer); deepseek (latent attention, values
@@ -62,10 +69,7 @@ def tiny_model(family: str) -> PreTrainedModel:
         shape = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}
         model = BloomForCausalLM(BloomConfig(vocab_size=len(TOKENIZER), **shape, initializer_range=0.3, eos_token_id=2))
     elif family == "deepseek":
-        ranks = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
-        experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-        sizes = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4}
-        model = DeepseekV3ForCausalLM(DeepseekV3Config(**WIDTHS, **ranks, **experts, **sizes))
+        model = _deepseek()
     elif family == "mistral":
         model = MistralForCausalLM(MistralConfig(**WIDTHS, num_key_value_heads=2, sliding_window=6))
     elif family == "qwen2":

@@ -11,7 +11,7 @@ from grpo_engine.rollout.native.compiled import library
 
 
 class InC:
-    """Implements lean.SmallSteps for contiguous float32 on the CPU."""
+    """Implements lean.SmallSteps for contiguous float32 on the CPU. Raises TypeError for anything else."""
 
     def __init__(self, native: ctypes.CDLL) -> None:
         self._native = native
@@ -28,6 +28,7 @@ class InC:
     ) -> tuple[Tensor, Tensor]:
         """As lean.SmallSteps; the sum takes the branch's place."""
         total = hidden if branch is None else branch
+        _check(hidden, total, weight)
         normed = torch.empty_like(total)
         self._native.add_and_norm(
             total.data_ptr(), None if branch is None else hidden.data_ptr(), weight.data_ptr(), normed.data_ptr(),
@@ -39,6 +40,7 @@ class InC:
         """As lean.SmallSteps, in place. Raises ValueError where only a part of a head is turned."""
         if cos_BQD.shape[-1] != query_BQhD.shape[-1]:
             raise ValueError(f"heads of width {query_BQhD.shape[-1]} are turned by {cos_BQD.shape[-1]} cosines")
+        _check(query_BQhD, key_BQHD, cos_BQD, sin_BQD)
         for heads in (query_BQhD, key_BQHD):
             count, width = heads.shape[2:]
             rows = heads.shape[0] * heads.shape[1]
@@ -47,5 +49,13 @@ class InC:
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """As lean.SmallSteps, in place of the gate."""
+        _check(gate, up)
         self._native.gate(gate.data_ptr(), up.data_ptr(), gate.numel())
         return gate
+
+
+def _check(*tensors: Tensor) -> None:
+    """The loops trust what they are given: other types or strides would make them read and write elsewhere."""
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+            raise TypeError(f"steps in C take contiguous float32, not {tensor.dtype} with strides {tensor.stride()}")
