@@ -2,12 +2,13 @@
 
 import re
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from app.models import Run
 from app.runs.service import get_run
 from tests.e2e.conftest import Open, Watcher, Web
 from tests.e2e.running import RunningJournal
+from tests.waiting import wait_until
 
 
 def test_a_point_of_a_chart_leads_to_the_completions_of_a_prompt(page: Page, web: Web) -> None:
@@ -52,6 +53,17 @@ def test_the_arithmetic_on_the_group_page_is_right(page: Page, web: Web) -> None
     page.locator(".completion").first.get_by_text("token by token").click()
     expect(page.locator("#tokens h2")).to_have_text("Completion 1, token by token")
     assert "log-probability" in (page.locator("#tokens .tokens span").first.get_attribute("title") or "")
+
+
+def test_a_page_is_live_though_the_scripts_behind_htmx_come_late(page: Page, web: Web) -> None:
+    held: list[Route] = []
+    page.route("**/vendor/hx-sse.min.js*", lambda route: held.append(route))
+    page.goto(f"{web.url}/runs/2/log", wait_until="commit")
+    read = "Boolean(window.htmx) && document.readyState === 'interactive'"
+    wait_until(lambda: page.evaluate(read) and held, 20, "the document is read, htmx has run")
+    page.evaluate("new Promise(resolve => setTimeout(resolve))")  # behind the timer of an htmx that waits for nothing
+    with page.expect_response("**/runs/2/events*"):
+        held[0].continue_()
 
 
 def test_points_arrive_without_reload_and_the_stream_ends_with_the_run(page: Page, web: Web) -> None:
