@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from grpo_engine.config import SamplingConfig
 from grpo_engine.model.truncation import BLOCK_IDS, IMPOSSIBLE, by_blocks, cumulative, kept_mask
+from grpo_engine.rollout.native.pick import pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,16 @@ def choose(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | Non
     scaled_BV = logits_BV.float()
     if sampling.temperature not in (0, 1):
         scaled_BV = scaled_BV / sampling.temperature
+    kept_BV = _kept(scaled_BV, sampling)
+    picked = pick(scaled_BV, kept_BV, uniforms_B)
+    if picked is not None:
+        tokens_B, logprobs_B, full_logprobs_B, _ = picked
+        return Choice(tokens_B, logprobs_B, full_logprobs_B, kept_BV)
     highest_B, likeliest_B = scaled_BV.max(dim=-1)
     weights_BV = (scaled_BV - highest_B[:, None]).exp_()
     full_sums = _block_sums(weights_BV)
-    kept_BV, sampled_BV, sums = None, weights_BV, full_sums
-    if sampling.truncated:
-        kept_BV = kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
+    sampled_BV, sums = weights_BV, full_sums
+    if kept_BV is not None:
         sampled_BV = weights_BV * kept_BV
         sums = _block_sums(sampled_BV)
     tokens_B = likeliest_B if uniforms_B is None else _search(sampled_BV, sums, uniforms_B)
@@ -58,13 +63,20 @@ def draw(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor) -> tup
     scaled_BV = logits_BV.float()
     if sampling.temperature != 1:
         scaled_BV = scaled_BV / sampling.temperature
-    if sampling.truncated:
-        kept_BV = kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
+    kept_BV = _kept(scaled_BV, sampling)
+    picked = pick(scaled_BV, kept_BV, uniforms_B, with_all=True)
+    if picked is not None and picked[3] is not None:
+        return picked[0], picked[3]
+    if kept_BV is not None:
         scaled_BV = torch.where(kept_BV, scaled_BV, IMPOSSIBLE)
     shifted_BV = scaled_BV - scaled_BV.amax(-1, keepdim=True)
     weights_BV = shifted_BV.exp()
     sums = _block_sums(weights_BV)
     return _search(weights_BV, sums, uniforms_B), shifted_BV - sums[:, -1:].log().float()
+
+
+def _kept(scaled_BV: Tensor, sampling: SamplingConfig) -> Tensor | None:
+    return kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p) if sampling.truncated else None
 
 
 def inverse_distribution(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from grpo_engine.rollout.native.compiled import library
+from grpo_engine.rollout.native.threads import in_threads
 
 LANES = 16
 """Tokens of a tile, and what widths are padded to."""
@@ -76,18 +75,7 @@ def attend(
     native = library()
     assert native is not None, "is_compiled says whether there is a library"
     numbers = 2 * rows * heads * width * LANES * (len(prompt_tiles) + len(own_tiles))
-    threads = min(torch.get_num_threads(), rows) if numbers > FEW_NUMBERS else 1
-    if threads == 1:
-        results = [native.attend(ctypes.byref(work), 0, rows)]
-    else:
-        bounds = [rows * part // threads for part in range(threads + 1)]
-        pool = _pool(torch.get_num_threads())
-        results = list(pool.map(lambda part: native.attend(ctypes.byref(work), *part), pairwise(bounds)))
+    results = in_threads(partial(native.attend, ctypes.byref(work)), rows, is_much=numbers > FEW_NUMBERS)
     if any(results):
         raise MemoryError(f"no memory for the attention of {rows:,} rows, {query_heads} heads of width {width}")
     return out_BQhD
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="attend")

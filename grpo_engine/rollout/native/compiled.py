@@ -21,7 +21,7 @@ from pathlib import Path
 
 log = logging.getLogger("cohort")
 FOLDER = Path(__file__).parent
-SOURCES = [FOLDER / "attend.c", FOLDER / "layer.c"]
+SOURCES = [FOLDER / "attend.c", FOLDER / "layer.c", FOLDER / "pick.c"]
 FLAGS = (
     "-O3", "-march=native", "-shared", "-fPIC",
     # Sums may be split into lanes; NaN and infinity stay what they are.
@@ -75,7 +75,8 @@ def _typed(file: Path) -> ctypes.CDLL:
     loops.add_and_norm.argtypes = [*[pointer] * 4, count, count, ctypes.c_float]
     loops.rotate.argtypes = [*[pointer] * 3, *[count] * 3]
     loops.gate.argtypes = [pointer, pointer, count]
-    for nothing in (loops.add_and_norm, loops.rotate, loops.gate):
+    loops.pick_tokens.argtypes = [pointer, count, count]
+    for nothing in (loops.add_and_norm, loops.rotate, loops.gate, loops.pick_tokens):
         nothing.restype = None
     return loops
 
