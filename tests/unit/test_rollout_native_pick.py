@@ -59,8 +59,9 @@ def test_tokens_are_the_inverse_of_the_cumulative_distribution(vocabulary: int, 
 
 @pytest.mark.parametrize("vocabulary", WIDTHS)
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_log_probabilities(vocabulary: int, is_masked: bool) -> None:
-    scaled = logits(9, vocabulary) + 30
+@pytest.mark.parametrize("shift", [30, -30])
+def test_log_probabilities(vocabulary: int, is_masked: bool, shift: int) -> None:
+    scaled = logits(9, vocabulary) + shift
     kept = mask(scaled) if is_masked else torch.ones_like(scaled, dtype=torch.bool)
     tokens, logprobs, full, every = picked(scaled, kept if is_masked else None, numbers(9))
     expected = scaled.double().masked_fill(~kept, float("-inf")).log_softmax(1)
@@ -72,7 +73,7 @@ def test_log_probabilities(vocabulary: int, is_masked: bool) -> None:
 
 @pytest.mark.parametrize("vocabulary", WIDTHS)
 def test_the_likeliest_is_the_first_of_those_that_tie(vocabulary: int) -> None:
-    scaled = logits(3, vocabulary).round()
+    scaled = logits(3, vocabulary).round() / 4 - 10
     assert picked(scaled, None, None)[0].tolist() == [row.index(max(row)) for row in scaled.tolist()]
 
 

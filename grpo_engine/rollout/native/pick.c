@@ -88,14 +88,12 @@ static int64_t search(const float *logits, const uint8_t *kept, float top, int64
     float weights[BLOCK];
     double before = 0.0, unused;
     int64_t b = 0, found = 0;
-    while (b < blocks - 1 && !(sums[b] > target)) b++;
-    /* Rounding may have made the target the sum, or the block's ids less than their block: then it is the last one. */
-    while (b > 0 && sums[b] == sums[b - 1]) b--;
+    while (b < blocks - 1 && !(sums[b] > target)) b++; /* a number below 1 times a sum stays below it */
     if (b > 0) before = sums[b - 1];
     const int64_t count = length(V, b);
     block(logits + b * BLOCK, kept == NULL ? NULL : kept + b * BLOCK, top, count, &unused, weights);
     for (int64_t i = 0; i < count; i++) {
-        if (weights[i] > 0.0f) found = i;
+        if (weights[i] > 0.0f) found = i; /* the block's last one where rounding made its ids less than the block */
         before += weights[i];
         if (before > target) break;
     }
