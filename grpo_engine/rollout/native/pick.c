@@ -18,7 +18,7 @@ typedef struct {
     double *sums;           /* [B, blocks], to work with */
     int64_t *tokens;        /* [B] */
     float *logprobs, *full; /* [B] of the token, under the distribution sampled from and without truncation */
-    float *all;             /* [B, V], of every id as sampled from, minus infinity where it is not kept; NULL = unwanted */
+    float *all;             /* [B, V] of every id, minus infinity where it is not kept; NULL = unwanted */
     int64_t V;
 } Pick;
 
