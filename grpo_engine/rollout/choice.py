@@ -107,7 +107,8 @@ def _search(weights_BV: Tensor, sums_BN: Tensor, uniforms_B: Tensor) -> Tensor:
     inside_BI = weights_BV.gather(1, ids_BI.clamp(max=vocabulary - 1)).double() * (ids_BI < vocabulary)
     inside_BI = cumulative(inside_BI)
     # The block's float32 sum may exceed what its ids add up to.
-    return block_B * BLOCK_IDS + _first_above(inside_BI, _below(target_B - before_B, inside_BI[:, -1]))
+    inside_B = _first_above(inside_BI, _below(target_B - before_B, inside_BI[:, -1]))
+    return (block_B * BLOCK_IDS + inside_B).clamp(max=vocabulary - 1)  # a search for NaN ends behind the last id
 
 
 def _below(target_B: Tensor, total_B: Tensor) -> Tensor:

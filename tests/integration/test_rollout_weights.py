@@ -11,7 +11,8 @@ from grpo_engine.config import SamplingConfig
 from grpo_engine.config_training import LoraAdapter
 from grpo_engine.model.adapters import adapter_tensors, add_adapter, merged_weights
 from grpo_engine.model.loading import Policy
-from grpo_engine.rollout.choice import choose, inverse_distribution
+from grpo_engine.rollout import choice
+from grpo_engine.rollout.choice import inverse_distribution
 from grpo_engine.rollout.expected_lengths import ExpectedLengths
 from grpo_engine.rollout.torch_sampler import TorchSampler
 from grpo_engine.types import SampleRequest
@@ -174,16 +175,32 @@ def test_the_inverse_distribution_meets_only_possible_tokens() -> None:
     assert found.tolist() == [1, 1, 3, 3, 3]
 
 
+@pytest.fixture(params=["C", "torch"])
+def picked_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In C where there is a compiler, and by torch, as accelerators do."""
+    if request.param == "torch":
+        monkeypatch.setattr(choice, "pick", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("picked_by")
+@pytest.mark.parametrize("vocabulary", [9, 5003])
+def test_the_token_of_a_row_without_numbers_is_one_of_the_vocabulary(vocabulary: int) -> None:
+    chosen = choice.choose(torch.full((2, vocabulary), float("nan")), SamplingConfig(), torch.rand(2).double())
+    assert (chosen.tokens_B < vocabulary).all()
+    assert chosen.full_logprobs_B.isnan().all()
+
+
+@pytest.mark.usefixtures("picked_by")
 def test_a_large_vocabulary_is_searched_in_blocks_with_the_same_result() -> None:
     """Against a plain float64 cumulative sum; numbers at the edges of ids differ by float32 rounding only."""
     torch.manual_seed(0)
     logits = torch.randn(6, 5003) * 3
     logits[:, 4700:4990] = float("-inf")
     numbers = torch.tensor([0.0, 1e-9, 0.3, 0.77, 0.999999, 1 - 2**-53], dtype=torch.float64)
-    choice = choose(logits, SamplingConfig(), numbers)
+    chosen = choice.choose(logits, SamplingConfig(), numbers)
     exact = logits.double().softmax(-1).cumsum(-1)
-    below = torch.cat([torch.zeros(6, 1), exact[:, :-1]], 1).gather(1, choice.tokens_B[:, None])[:, 0]
-    assert ((below - 1e-7 <= numbers) & (numbers <= exact.gather(1, choice.tokens_B[:, None])[:, 0] + 1e-7)).all()
-    assert torch.isfinite(logits.gather(1, choice.tokens_B[:, None])).all()
-    expected = logits.log_softmax(-1).gather(1, choice.tokens_B[:, None])[:, 0]
-    torch.testing.assert_close(choice.full_logprobs_B, expected, rtol=1e-6, atol=1e-6)
+    below = torch.cat([torch.zeros(6, 1), exact[:, :-1]], 1).gather(1, chosen.tokens_B[:, None])[:, 0]
+    assert ((below - 1e-7 <= numbers) & (numbers <= exact.gather(1, chosen.tokens_B[:, None])[:, 0] + 1e-7)).all()
+    assert torch.isfinite(logits.gather(1, chosen.tokens_B[:, None])).all()
+    expected = logits.log_softmax(-1).gather(1, chosen.tokens_B[:, None])[:, 0]
+    torch.testing.assert_close(chosen.full_logprobs_B, expected, rtol=1e-6, atol=1e-6)

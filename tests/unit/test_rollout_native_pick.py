@@ -101,14 +101,14 @@ def test_rows_do_not_depend_on_their_batch_or_on_threads(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_numbers_that_are_none_show_in_the_log_probability(bad: float) -> None:
-    scaled = logits(1, 300)
-    scaled[0, 200] = bad
+@pytest.mark.parametrize("num_kept", [0, 1, 299, 300])
+def test_numbers_that_are_none_show_in_the_log_probabilities(bad: float, num_kept: int) -> None:
+    scaled, kept = logits(1, 300), (torch.arange(300) < num_kept)[None]
+    scaled[0, 299] = bad
     for uniforms in (None, numbers(1)):
-        token, logprob, full, _ = picked(scaled, None, uniforms)
+        token, logprob, full, every = picked(scaled, kept, uniforms)
         assert 0 <= token.item() < 300
-        assert logprob.isnan().item()
-        assert full.isnan().item()
+        assert all(told.isnan().all() for told in (logprob, full, every))
 
 
 def test_strides_are_no_matter() -> None:
@@ -124,6 +124,8 @@ def test_other_types_are_left_to_torch_or_refused() -> None:
         pick(logits(1, 9), None, torch.zeros(1))
     with pytest.raises(TypeError, match="bool"):
         pick(logits(1, 9), torch.zeros(1, 9), None)
+    with pytest.raises(ValueError, match="empty"):
+        pick(logits(1, 0), None, None)
     with pytest.raises(TypeError, match="bool"):
         pick(logits(2, 9), torch.ones(1, 9, dtype=torch.bool), None)
 

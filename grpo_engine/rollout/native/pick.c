@@ -1,4 +1,4 @@
-/* From logits to tokens and log-probabilities, in two passes over a row where separate operations make ten.
+/* From logits to tokens and log-probabilities, in two or three passes over a row where separate operations make ten.
  *
  * Shapes: B rows of V ids, each contiguous. Ids are taken in blocks of 128: what a block's ids add up to is float32,
  * everything cumulative is float64. */
@@ -24,7 +24,7 @@ typedef struct {
 
 INLINE int64_t length(int64_t V, int64_t block) { return V - block * BLOCK < BLOCK ? V - block * BLOCK : BLOCK; }
 
-/* exp(x) for x <= 0, 0 below what float32 has in full; NaN stays. */
+/* exp(x) for x <= 0, 0 from where float32 begins to lose digits; NaN stays. */
 INLINE vec weight(vec x) { return pick(x < -87.0f, splat(0.0f), exponential(x)); }
 
 /* `count` numbers of a row, at most a register full, and what stands in for those beyond its end. */
@@ -115,6 +115,7 @@ static void pick_row(const Pick *p, int64_t b)
         sums[i] = total;
         full += one;
     }
+    if (full != full) total = full; /* numbers that are none may not be kept: they show all the same */
     int64_t token = 0;
     if (p->uniforms != NULL) token = search(logits, kept, top, V, sums, p->uniforms[b]);
     else while (token < V - 1 && !(logits[token] == top)) token++;
@@ -123,8 +124,9 @@ static void pick_row(const Pick *p, int64_t b)
     p->full[b] = logprob(logits[token], top, log(full));
     if (p->all == NULL) return;
     float *all = p->all + b * V;
+    const int64_t is_all = kept == NULL || total != total;
     total = log(total);
-    for (int64_t v = 0; v < V; v++) all[v] = kept == NULL || kept[v] ? logprob(logits[v], top, total) : -INFINITY;
+    for (int64_t v = 0; v < V; v++) all[v] = is_all || kept[v] ? logprob(logits[v], top, total) : -INFINITY;
 }
 
 /* Rows begin ... end - 1. */

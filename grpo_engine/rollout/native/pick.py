@@ -34,7 +34,9 @@ def pick(
     ids as sampled from, minus infinity where an id is not kept.
 
     `scaled_BV` float32, divided by the temperature; `kept_BV` bool, None = all are kept. None for anything but float32
-    on the CPU, and without a C compiler. Raises TypeError for other masks and numbers."""
+    on the CPU, and without a C compiler. A row with NaN or plus infinity has log-probabilities that are NaN.
+
+    Raises TypeError for other masks and numbers, ValueError for an empty vocabulary."""
     native = library() if scaled_BV.device.type == "cpu" and scaled_BV.dtype == torch.float32 else None
     if native is None:
         return None
@@ -44,6 +46,8 @@ def pick(
     if uniforms_B is not None and (uniforms_B.dtype != torch.float64 or uniforms_B.shape != scaled_BV.shape[:1]):
         raise TypeError(f"numbers in C are float64 of {list(scaled_BV.shape[:1])}, not {uniforms_B.dtype}")
     rows, vocabulary = scaled_BV.shape
+    if vocabulary == 0:
+        raise ValueError("no token can be picked from an empty vocabulary")
     scaled_BV = scaled_BV.contiguous()
     kept_BV, uniforms_B = (given if given is None else given.contiguous() for given in (kept_BV, uniforms_B))
     sums_BN = torch.empty(rows, -(-vocabulary // BLOCK_IDS), dtype=torch.float64, device="cpu")
