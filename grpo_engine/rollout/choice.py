@@ -36,10 +36,7 @@ def choose(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | Non
 
     At temperature 0 the log-probabilities are those at temperature 1.
     """
-    scaled_BV = logits_BV.float()
-    if sampling.temperature not in (0, 1):
-        scaled_BV = scaled_BV / sampling.temperature
-    kept_BV = _kept(scaled_BV, sampling)
+    scaled_BV, kept_BV = _scaled(logits_BV, sampling)
     picked = pick(scaled_BV, kept_BV, uniforms_B)
     if picked is not None:
         tokens_B, logprobs_B, full_logprobs_B, _ = picked
@@ -60,13 +57,12 @@ def choose(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor | Non
 def draw(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens as `choose` samples them at a temperature above 0, and the float32 log-probabilities [B, V] of the
     distribution they were sampled from, minus infinity where truncation forbids."""
-    scaled_BV = logits_BV.float()
-    if sampling.temperature != 1:
-        scaled_BV = scaled_BV / sampling.temperature
-    kept_BV = _kept(scaled_BV, sampling)
+    scaled_BV, kept_BV = _scaled(logits_BV, sampling)
     picked = pick(scaled_BV, kept_BV, uniforms_B, with_all=True)
-    if picked is not None and picked[3] is not None:
-        return picked[0], picked[3]
+    if picked is not None:
+        tokens_B, _, _, logprobs_BV = picked
+        assert logprobs_BV is not None, "with_all asks for them"
+        return tokens_B, logprobs_BV
     if kept_BV is not None:
         scaled_BV = torch.where(kept_BV, scaled_BV, IMPOSSIBLE)
     shifted_BV = scaled_BV - scaled_BV.amax(-1, keepdim=True)
@@ -75,8 +71,14 @@ def draw(logits_BV: Tensor, sampling: SamplingConfig, uniforms_B: Tensor) -> tup
     return _search(weights_BV, sums, uniforms_B), shifted_BV - sums[:, -1:].log().float()
 
 
-def _kept(scaled_BV: Tensor, sampling: SamplingConfig) -> Tensor | None:
-    return kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p) if sampling.truncated else None
+def _scaled(logits_BV: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor | None]:
+    """float32 logits divided by a temperature above 0, and what truncation keeps of them; None without."""
+    scaled_BV = logits_BV.float()
+    if sampling.temperature not in (0, 1):
+        scaled_BV = scaled_BV / sampling.temperature
+    if not sampling.truncated:
+        return scaled_BV, None
+    return scaled_BV, kept_mask(scaled_BV, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
 def inverse_distribution(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ def picked_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("picked_by")
 @pytest.mark.parametrize("vocabulary", [9, 5003])
-def test_the_token_of_a_row_without_numbers_is_one_of_the_vocabulary(vocabulary: int) -> None:
+def test_the_token_of_a_row_of_nan_is_one_of_the_vocabulary(vocabulary: int) -> None:
     chosen = choice.choose(torch.full((2, vocabulary), float("nan")), SamplingConfig(), torch.rand(2).double())
     assert (chosen.tokens_B < vocabulary).all()
     assert chosen.full_logprobs_B.isnan().all()

@@ -17,8 +17,6 @@ from grpo_engine.rollout.native.pick import pick
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 WIDTHS = [1, 7, 16, 127, 128, 129, 300, 4361]
 BELOW_ONE = math.nextafter(1.0, 0.0)
-
-
 CLOSE: dict[str, Any] = {"rtol": 3e-7, "atol": 1e-6}
 
 
@@ -102,7 +100,7 @@ def test_rows_do_not_depend_on_their_batch_or_on_threads(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("num_kept", [0, 1, 299, 300])
-def test_numbers_that_are_none_show_in_the_log_probabilities(bad: float, num_kept: int) -> None:
+def test_nan_and_infinity_show_in_the_log_probabilities_under_every_mask(bad: float, num_kept: int) -> None:
     scaled, kept = logits(1, 300), (torch.arange(300) < num_kept)[None]
     scaled[0, 299] = bad
     for uniforms in (None, numbers(1)):

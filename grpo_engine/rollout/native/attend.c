@@ -44,15 +44,6 @@ typedef struct {
  * added up, [16] largest score (the first number). */
 #define STATE(W) (2 * (W) + 2 * LANES)
 
-INLINE float largest(vec v)
-{
-    float lanes[WIDE];
-    store(lanes, v);
-    for (int half = WIDE / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
-    return lanes[0];
-}
-
 /* Scores of `queries` queries with `registers` registers of tokens, from register `at` on. */
 INLINE void score(const int queries, const int registers, float *const *state, const float *const *tile, int64_t W,
                   int at, vec scores[QUERIES][TOKENS / WIDE])
@@ -120,7 +111,7 @@ INLINE void take(const int queries, float *const *state, const float *const *til
         vec most = splat(before);
         for (r = 0; r < registers; r++) {
             const ivec seen = (lane < to - r * WIDE) & (lane >= from - r * WIDE);
-            most = pick((scores[i][r] > most) & seen, scores[i][r], most);
+            most = where((scores[i][r] > most) & seen, scores[i][r], most);
         }
         const float now = largest(most);
         const vec share = exponential(splat(before - now));

@@ -38,7 +38,7 @@ void rotate(float *heads, const float *cosines, const float *sines, int64_t R, i
 INLINE vec silu(vec x)
 {
     const vec e = exponential((vec)((ivec)x | INT32_MIN));
-    return x * pick(x < 0.0f, e, splat(1.0f)) / (1.0f + e);
+    return x * where(x < 0.0f, e, splat(1.0f)) / (1.0f + e);
 }
 
 /* gates = silu(gates) * up. */

@@ -25,7 +25,7 @@ typedef struct {
 INLINE int64_t length(int64_t V, int64_t block) { return V - block * BLOCK < BLOCK ? V - block * BLOCK : BLOCK; }
 
 /* exp(x) for x <= 0, 0 from where float32 begins to lose digits; NaN stays. */
-INLINE vec weight(vec x) { return pick(x < -87.0f, splat(0.0f), exponential(x)); }
+INLINE vec weight(vec x) { return where(x < -87.0f, splat(0.0f), exponential(x)); }
 
 /* `count` numbers of a row, at most a register full, and what stands in for those beyond its end. */
 INLINE vec load_some(const float *from, int64_t count, float beyond)
@@ -55,14 +55,11 @@ INLINE double sum(vec v)
 static float highest(const float *logits, int64_t V)
 {
     vec most = splat(-INFINITY);
-    float lanes[WIDE];
     for (int64_t v = 0; v < V; v += WIDE) {
         const vec x = load_some(logits + v, V - v, -INFINITY);
-        most = pick(x > most, x, most);
+        most = where(x > most, x, most);
     }
-    store(lanes, most);
-    for (int i = 1; i < WIDE; i++) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
-    return lanes[0];
+    return largest(most);
 }
 
 /* Weights of `count` <= 128 ids: what they add up to, and what the kept ones do; written to `out` where it is given. */
@@ -115,7 +112,7 @@ static void pick_row(const Pick *p, int64_t b)
         sums[i] = total;
         full += one;
     }
-    if (full != full) total = full; /* numbers that are none may not be kept: they show all the same */
+    if (full != full) total = full; /* NaN shows also where truncation removed it */
     int64_t token = 0;
     if (p->uniforms != NULL) token = search(logits, kept, top, V, sums, p->uniforms[b]);
     else while (token < V - 1 && !(logits[token] == top)) token++;

@@ -11,8 +11,8 @@ from torch import Tensor
 from grpo_engine.rollout.native.compiled import library
 from grpo_engine.rollout.native.threads import in_threads
 
-BLOCK_IDS = 128
-"""BLOCK of pick.c."""
+BLOCK = 128
+"""As in pick.c, which writes a sum for each so many ids."""
 FEW_LOGITS = 1 << 18
 """So many are gone through by one thread."""
 
@@ -50,7 +50,7 @@ def pick(
         raise ValueError("no token can be picked from an empty vocabulary")
     scaled_BV = scaled_BV.contiguous()
     kept_BV, uniforms_B = (given if given is None else given.contiguous() for given in (kept_BV, uniforms_B))
-    sums_BN = torch.empty(rows, -(-vocabulary // BLOCK_IDS), dtype=torch.float64, device="cpu")
+    sums_BN = torch.empty(rows, -(-vocabulary // BLOCK), dtype=torch.float64, device="cpu")
     tokens_B = torch.empty(rows, dtype=torch.long, device="cpu")
     logprobs_2B = torch.empty(2, rows, dtype=torch.float32, device="cpu")
     all_BV = torch.empty_like(scaled_BV) if with_all else None
